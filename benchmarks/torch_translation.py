@@ -4,11 +4,11 @@
 
 A Transformer as `transformer_tiny` of fairseq: norms behind the residual, biases, sinusoids,
 Xavier's weights, embeddings of variance 1 / d_model that are scaled up, dropout on embeddings and
-on what layers add. The rows of `parallel_text_dataset` are taken apart into their pairs, so each
-step has the sentences of the step of the trainer here, in the same order; rates are those of
-`linear_warmup_decay`. The printed loss is, as the trainer's, the smoothed cross entropy over the
-number of positions of the packed rows. With --translate the validation texts are translated at the
-end, by five beams and the mean of log probabilities, a target to a line.
+on what layers add. Each step has the packed rows of the step of the trainer here, and masks keep
+their pairs apart. Rates are those of `linear_warmup_decay`. The printed loss is, as the
+trainer's, the smoothed cross entropy over the number of positions of the rows. With --translate the
+validation texts are translated at the end, by five beams and the mean of log probabilities: a file
+with a target in each line.
 """
 
 from __future__ import annotations
@@ -111,35 +111,44 @@ class Translator(nn.Module):
     )
     self.dropout = nn.Dropout(dropout)
 
-  def embed(self, ids: torch.Tensor) -> torch.Tensor:
-    x = self.embedding(ids) * self.size**0.5 + self.positions[: ids.shape[1]]
-    return self.dropout(x)
+  def embed(self, ids: torch.Tensor, places: torch.Tensor) -> torch.Tensor:
+    return self.dropout(self.embedding(ids) * self.size**0.5 + self.positions[places])
 
-  def encode(self, inputs: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    mask = (inputs != PAD)[:, None, None, :]
-    x = self.embed(inputs)
+  def encode(self, inputs: torch.Tensor, places: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+    """Hidden states of ids at their places: [rows, length, size]."""
+    x = self.embed(inputs, places)
     for layer in self.encoder:
       x = layer(x, mask)
-    return x, mask
+    return x
 
-  def decode(self, before: torch.Tensor, memory, memory_mask) -> torch.Tensor:
+  def decode(
+    self,
+    before: torch.Tensor,
+    places: torch.Tensor,
+    mask: torch.Tensor,
+    memory: torch.Tensor,
+    memory_mask: torch.Tensor,
+  ) -> torch.Tensor:
     """Hidden states: of each position, from the ids before it."""
-    length = before.shape[1]
-    mask = torch.ones(length, length, dtype=torch.bool).tril()
-    x = self.embed(before)
+    x = self.embed(before, places)
+    mask = mask & torch.ones(mask.shape[-2:], dtype=torch.bool).tril()
     for layer in self.decoder:
       x = layer(x, mask, memory, memory_mask)
     return x
 
+  def forward(self, rows: dict[str, torch.Tensor]) -> torch.Tensor:
+    """Hidden states of packed rows: a pair sees itself only."""
+    of_inputs, of_targets = rows["inputs_segmentation"], rows["targets_segmentation"]
+    memory = self.encode(rows["inputs"], rows["inputs_position"], same(of_inputs, of_inputs))
+    places = rows["targets_position"]
+    before = F.pad(rows["targets"][:, :-1], (1, 0)) * (places > 0)
+    in_targets, in_inputs = same(of_targets, of_targets), same(of_targets, of_inputs)
+    return self.decode(before, places, in_targets, memory, in_inputs)
 
-def pairs_of(rows: dict[str, np.ndarray]) -> dict[str, torch.Tensor]:
-  """The pairs of packed rows, padded: int64 [pairs, length]."""
-  parts: dict[str, list[np.ndarray]] = {k: [] for k in LENGTHS}
-  for r, segments in enumerate(rows["targets_segmentation"]):
-    for number in range(1, segments.max() + 1):
-      for k, found in parts.items():
-        found.append(rows[k][r][rows[f"{k}_segmentation"][r] == number])
-  return {k: padded(found) for k, found in parts.items()}
+
+def same(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+  """Which positions belong to one pair: [rows, 1, length of a, length of b]."""
+  return (a[:, :, None] == b[:, None, :])[:, None]
 
 
 def padded(rows: list[np.ndarray]) -> torch.Tensor:
@@ -153,7 +162,8 @@ def padded(rows: list[np.ndarray]) -> torch.Tensor:
 def translate(model: Translator, inputs: torch.Tensor, beams: int, alpha: float) -> list[list[int]]:
   """The best targets by score / length ** alpha, EOS counted in the length."""
   model.eval()
-  memory, mask = model.encode(inputs)
+  mask = inputs.ne(PAD)[:, None, None, :]
+  memory = model.encode(inputs, torch.arange(inputs.shape[1]), mask)
   n, limit = len(inputs), min(int(inputs.ne(PAD).sum(1).max()) + 20, 64)
   memory, mask = memory.repeat_interleave(beams, 0), mask.repeat_interleave(beams, 0)
   ids = torch.zeros(n * beams, 1, dtype=torch.long)
@@ -161,7 +171,8 @@ def translate(model: Translator, inputs: torch.Tensor, beams: int, alpha: float)
   scores[:, 0] = 0.0
   best: list[tuple[float, list[int]]] = [(-math.inf, []) for _ in range(n)]
   for length in range(1, limit + 1):
-    x = model.decode(ids, memory, mask)[:, -1]
+    all_seen = torch.ones(1, 1, length, length, dtype=torch.bool)
+    x = model.decode(ids, torch.arange(length), all_seen, memory, mask)[:, -1]
     log_p = F.log_softmax(x @ model.embedding.weight.T, -1).view(n, beams, -1)
     log_p[..., PAD] = -math.inf
     total = scores[..., None] + log_p
@@ -214,11 +225,10 @@ def main() -> int:
     for group in adam.param_groups:
       fall = 1 - max(0.0, step - rise) / (args.steps - rise)
       group["lr"] = args.rate * min(step / rise, fall)
-    pairs = pairs_of({k: v[step - 1] for k, v in batches.items()})
-    targets = pairs["targets"]
-    x = model.decode(F.pad(targets[:, :-1], (1, 0)), *model.encode(pairs["inputs"]))
+    rows = {k: torch.from_numpy(v[step - 1].astype(np.int64)) for k, v in batches.items()}
+    targets = rows["targets"]
     real = targets != PAD
-    logits = x[real] @ model.embedding.weight.T
+    logits = model(rows)[real] @ model.embedding.weight.T
     loss = F.cross_entropy(logits, targets[real], reduction="sum", label_smoothing=0.1)
     loss = loss / (args.rows * LENGTHS["targets"])
     adam.zero_grad(set_to_none=True)

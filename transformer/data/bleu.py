@@ -8,14 +8,13 @@ Need the package sacrebleu, and sacremoses for `moses_bleu`: `pip install sacreb
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import gin
 
 from mesh_tensorflow.arguments.declared import affects
-from mesh_tensorflow.errors import ConfigError, DataError
+from mesh_tensorflow.errors import DataError
+from mesh_tensorflow.transformer.data.moses import MosesWords, optional_package
 
 
 class Score(float):
@@ -86,23 +85,16 @@ def moses_bleu(
     ConfigError: sacrebleu or sacremoses is not installed.
     DataError: there is nothing to score, or the numbers of texts differ.
   """
-  moses = _package("sacremoses")
+  moses = optional_package("sacremoses", "BLEU")
   normalizer = moses.MosesPunctNormalizer(lang=language)
-  tokenizer = moses.MosesTokenizer(lang=language)
+  words = MosesWords(language)
 
   def tokenized(text: str) -> str:
-    return str(tokenizer.tokenize(normalizer.normalize(text), return_str=True, escape=False))
+    return words.cut(normalizer.normalize(text))
 
   score, signature = _score(targets, predictions, "none", lowercase, tokenized)
   tokens = f"tok:moses-{language}-sacremoses-{moses.__version__}"
   return {"moses_bleu": Score(score, signature.replace("tok:none", tokens))}
-
-
-def _package(name: str) -> Any:
-  try:
-    return importlib.import_module(name)
-  except ImportError as e:
-    raise ConfigError(f"BLEU needs the package {name}: pip install {name}") from e
 
 
 def _score(
@@ -113,7 +105,7 @@ def _score(
   change: Callable[[str], str],
 ) -> tuple[float, str]:
   """BLEU and its signature, of texts that are changed first; see `bleu`."""
-  sacrebleu = _package("sacrebleu")
+  sacrebleu = optional_package("sacrebleu", "BLEU")
   references = [[t] if isinstance(t, str) else list(t) for t in targets]
   counts = {len(r) for r in references}
   if len(references) != len(predictions) or len(counts) != 1 or not min(counts):

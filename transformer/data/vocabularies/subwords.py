@@ -25,6 +25,7 @@ from mesh_tensorflow.arguments.declared import COUNT, COUNT_OR_ZERO, affects, ta
 from mesh_tensorflow.checkpoint.by_chief import by_chief
 from mesh_tensorflow.errors import ConfigError, DataError
 from mesh_tensorflow.transformer.data.files import text_files
+from mesh_tensorflow.transformer.data.moses import MosesWords
 from mesh_tensorflow.transformer.data.vocabularies import kept as kept_lib
 from mesh_tensorflow.transformer.data.vocabularies.base import (
   EOS_ID,
@@ -52,13 +53,14 @@ class SentencePieceVocabulary(Vocabulary):
   Args:
     model: the content of a SentencePiece model file with these ids.
     extra_ids: number of ids after the pieces.
+    moses_language: see `get_subword_vocabulary`.
 
   Raises:
     ConfigError: sentencepiece is not installed, or the model numbers padding or EOS differently.
     DataError: the content is no SentencePiece model.
   """
 
-  def __init__(self, model: bytes, extra_ids: int = 0):
+  def __init__(self, model: bytes, extra_ids: int = 0, moses_language: str = ""):
     if extra_ids < 0:
       raise ConfigError(f"SentencePieceVocabulary: extra_ids (={extra_ids}) must not be negative")
     try:
@@ -74,23 +76,27 @@ class SentencePieceVocabulary(Vocabulary):
       )
     self._model = bytes(model)
     self._extra_ids = int(extra_ids)
+    self._words = MosesWords(moses_language) if moses_language else None
     self._pieces = self._processor.get_piece_size()
     self._told: set[str] = set()
 
   @classmethod
-  def load(cls, filename: str, extra_ids: int = 0) -> SentencePieceVocabulary:
+  def load(
+    cls, filename: str, extra_ids: int = 0, moses_language: str = ""
+  ) -> SentencePieceVocabulary:
     """Reads a SentencePiece model file.
 
     Args:
       filename: its path.
       extra_ids: number of ids after the pieces.
+      moses_language: see `get_subword_vocabulary`.
 
     Raises:
       DataError: the file is missing or damaged.
     """
     model = text_files.read_text_file(os.path.expanduser(filename), encoding=None).text
     try:
-      return cls(model, extra_ids)
+      return cls(model, extra_ids, moses_language)
     except DataError as e:
       raise DataError(f"{filename}: {e}") from e
 
@@ -103,17 +109,14 @@ class SentencePieceVocabulary(Vocabulary):
     write_whole_file(filename, self._model)
 
   def __eq__(self, other: object) -> bool:
-    return (
-      isinstance(other, SentencePieceVocabulary)
-      and other._model == self._model
-      and other._extra_ids == self._extra_ids
-    )
+    return isinstance(other, SentencePieceVocabulary) and other.content() == self.content()
 
   def __hash__(self) -> int:
-    return hash((self._model, self._extra_ids))
+    return hash(self.content())
 
   def content(self) -> bytes:
-    return b"%d\n%s" % (self._extra_ids, self._model)
+    language = f" {self._words.language}" if self._words else ""
+    return b"%d%s\n%s" % (self._extra_ids, language.encode(), self._model)
 
   @property
   def vocab_size(self) -> int:
@@ -130,11 +133,14 @@ class SentencePieceVocabulary(Vocabulary):
     return UNK_ID
 
   def encode(self, s: str | bytes) -> list[int]:
-    text = s if isinstance(s, str) else s.decode("utf-8", "replace")
+    text = self._in_words(s if isinstance(s, str) else s.decode("utf-8", "replace"))
     ids: list[int] = self._processor.encode(text)
     if UNK_ID in ids and len(self._told) < _TOLD:
       self._tell_of_unknown(text, ids)
     return ids
+
+  def _in_words(self, text: str) -> str:
+    return self._words.cut(text) if self._words else text
 
   def _tell_of_unknown(self, text: str, ids: Sequence[int]) -> None:
     """Warns of the parts of a text that have no piece, of each once."""
@@ -165,7 +171,7 @@ class SentencePieceVocabulary(Vocabulary):
       encode = functools.partial(
         self._processor.encode, enable_sampling=True, alpha=alpha, nbest_size=-1
       )
-      return [encode(text) for text in texts]
+      return [encode(self._in_words(text)) for text in texts]
 
     # A thread's random numbers begin with the seed that is set when it first asks for one.
     with _SAMPLING, concurrent.futures.ThreadPoolExecutor(1) as thread:
@@ -178,7 +184,8 @@ class SentencePieceVocabulary(Vocabulary):
 
   def decode(self, ids: Iterable[int]) -> str:
     # Sentinels are behind the pieces, and SentencePiece refuses ids that it has no piece for.
-    return str(self._processor.decode([int(i) for i in ids if _FIRST_ID <= i < self._pieces]))
+    text = str(self._processor.decode([int(i) for i in ids if _FIRST_ID <= i < self._pieces]))
+    return self._words.join(text) if self._words else text
 
   def encode_tf(self, s: tf.Tensor) -> tf.Tensor:
     """Like `encode`; it calls Python, so a graph with it runs in this process only."""
@@ -206,6 +213,7 @@ def train_subword_vocabulary(
   normalization: str = "identity",
   max_sentences: int = 10_000_000,
   exact: bool = False,
+  moses_language: str = "",
 ) -> SentencePieceVocabulary:
   """Trains a SentencePiece model; the result is a function of the arguments.
 
@@ -221,6 +229,7 @@ def train_subword_vocabulary(
     exact: decoding gives the text again, as a language model needs it: with its line ends, each a
       piece, and with blanks at both ends and several in a row, which are left out otherwise;
       implies `byte_fallback`. (The sign U+2581, which stands for a blank in pieces, becomes one.)
+    moses_language: see `get_subword_vocabulary`.
 
   Returns:
     The vocabulary.
@@ -230,7 +239,14 @@ def train_subword_vocabulary(
     DataError: there is no text.
   """
   sentencepiece = sentencepiece_module()
+  if exact and moses_language:
+    raise ConfigError(
+      "train_subword_vocabulary: exact is not for words as by Moses: give no moses_language"
+    )
   encoded = (s if isinstance(s, bytes) else s.encode() for s in sentences)
+  if moses_language:
+    words = MosesWords(moses_language)
+    encoded = (words.cut(s.decode("utf-8", "replace")).encode() for s in encoded)
   lines = itertools.islice((s for s in encoded if s.strip()), max_sentences)
   first = next(lines, None)
   if first is None:
@@ -249,6 +265,8 @@ def train_subword_vocabulary(
       normalization_rule_name=normalization,
       remove_extra_whitespaces=not exact,
       add_dummy_prefix=not exact,
+      # Moses has said what a word is: "arrière-plan" is one, and may be a piece.
+      split_by_unicode_script=not moses_language,
       # Indentation would be a piece for each blank.
       allow_whitespace_only_pieces=exact,
       # Sentences have no line ends, so none would be learned.
@@ -268,7 +286,7 @@ def train_subword_vocabulary(
       f"vocab_size {vocab_size} from this text: {e}"
     ) from e
   _LOG.info("trained a subword vocabulary in %.1f s", time.perf_counter() - started)
-  return SentencePieceVocabulary(model.getvalue())
+  return SentencePieceVocabulary(model.getvalue(), moses_language=moses_language)
 
 
 @gin.configurable(module="mesh_tensorflow.transformer.vocabulary")
@@ -286,6 +304,7 @@ def get_subword_vocabulary(
   normalization: str = "identity",
   max_sentences: int = 10_000_000,
   extra_ids: int = 0,
+  moses_language: str = "",
 ) -> SentencePieceVocabulary:
   """A subword vocabulary from a file; if there is none yet, it is trained and the file written.
 
@@ -303,6 +322,10 @@ def get_subword_vocabulary(
     normalization: of characters: "identity", "nfkc", "nmt_nfkc", "nfkc_cf" or "nmt_nfkc_cf".
     max_sentences: maximum number of lines to train on.
     extra_ids: number of ids after the pieces.
+    moses_language: code of a language, "fr" for instance: texts are first cut into words by the
+      rules of Moses, which takes elisions ("l'homme": l' and homme) and punctuation apart, and
+      decoded words are joined by its rules. Needs sacremoses. "": words end at blanks, and pieces
+      where letters and other signs meet.
 
   Returns:
     The vocabulary.
@@ -313,7 +336,9 @@ def get_subword_vocabulary(
     DataError: a file is missing, empty or damaged.
   """
   filename = os.path.expanduser(filename)
-  load = functools.partial(SentencePieceVocabulary.load, extra_ids=extra_ids)
+  load = functools.partial(
+    SentencePieceVocabulary.load, extra_ids=extra_ids, moses_language=moses_language
+  )
 
   def train() -> None:
     if tf.io.gfile.exists(filename):
@@ -332,6 +357,7 @@ def get_subword_vocabulary(
       byte_fallback=byte_fallback,
       normalization=normalization,
       max_sentences=max_sentences,
+      moses_language=moses_language,
     ).save(filename)
 
   def make() -> SentencePieceVocabulary:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import gzip
 import io
 import sys
@@ -38,6 +39,56 @@ def test_conventions(pieces):
   assert pieces.encode("中") != [] and 2 in pieces.encode("中")
   assert pieces.decode([*ids, 1, 0, 0, 77]) == "the lazy dog"
   assert pieces.encode("") == []
+
+
+def test_words_as_by_moses():
+  pytest.importorskip("sacremoses")
+  text = ["l'homme à l'arrière-plan, d'une femme.", "un homme et une femme (deux)."] * 20
+  made = sv.train_subword_vocabulary(text, 60, model_type="bpe", moses_language="fr")
+  # Words are the same pieces behind an elision and behind a blank.
+  (homme,) = set(made.encode("homme")) & set(made.encode("l'homme"))
+  assert made.encode("l'homme")[-1] == made.encode("un homme")[-1] == homme
+  for line in text[:2]:
+    assert made.decode(made.encode(line)) == line
+    (again,) = made.sample([line], 0.5, [1])
+    assert made.decode(again) == line
+  assert made.encode("l’homme") == made.encode("l'homme")
+  plain = sv.SentencePieceVocabulary(made.model)
+  assert plain != made and plain.content() != made.content()
+  assert plain.decode(made.encode(text[0])) == "l' homme à l' arrière-plan , d' une femme ."
+  assert made == sv.SentencePieceVocabulary(made.model, moses_language="fr")
+  assert made != sv.SentencePieceVocabulary(made.model, moses_language="en")
+  with pytest.raises(errors.ConfigError, match="give no moses_language"):
+    sv.train_subword_vocabulary(text, 60, exact=True, moses_language="fr")
+
+
+@hypothesis.given(text=st.text(st.sampled_from("aé ,.'-()\"!?01%"), max_size=20))
+@hypothesis.settings(deadline=None, max_examples=200)
+def test_pieces_hold_the_words_of_moses(text):
+  moses = pytest.importorskip("sacremoses")
+  vocabulary = _bytes_of_words()
+  words = moses.MosesTokenizer("fr").tokenize(text, escape=False)
+  detokenized = moses.MosesDetokenizer("fr").detokenize(words, unescape=False)
+  assert vocabulary.decode(vocabulary.encode(text)) == detokenized
+
+
+@functools.cache
+def _bytes_of_words():
+  """A vocabulary that has bytes for what it knows no piece for."""
+  line = 'l\'été est là - ou pas (non), "oui"!'
+  return sv.train_subword_vocabulary([line] * 20, 280, byte_fallback=True, moses_language="fr")
+
+
+def test_words_as_by_moses_from_files(tmp_path):
+  pytest.importorskip("sacremoses")
+  (tmp_path / "text").write_text("l'homme d'une femme, l'eau.\n" * 30)
+  settings = dict(
+    filename=str(tmp_path / "pieces"), train_files=str(tmp_path / "text"), vocab_size=18
+  )
+  made = sv.get_subword_vocabulary(**settings, moses_language="fr")
+  assert made.decode(made.encode("l'eau d'une femme.")) == "l'eau d'une femme."
+  assert sv.get_subword_vocabulary(**settings, moses_language="fr") == made
+  assert sv.get_subword_vocabulary(**settings) != made
 
 
 def test_unknown_parts_of_texts_are_told_and_texts_of_them_refused(pieces, tmp_path, caplog):
