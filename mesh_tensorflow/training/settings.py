@@ -35,18 +35,10 @@ def checked_settings(
     raise ConfigError(f"{said} = {value!r}: it must be {rule.legal}")
   if isinstance(settings.peak_flops, str):
     convert_to_machine(settings.peak_flops)
-  if not settings.eval_every_steps:
-    _check_no_evaluation_is_needed(settings)
+  if settings.early_stopping_patience is not None and not settings.eval_every_steps:
+    raise ConfigError(
+      f"{settings.named('early_stopping_patience')} is {settings.early_stopping_patience}, but "
+      f"nothing is evaluated in training: set {settings.named('eval_every_steps')}, the steps "
+      "between evaluations"
+    )
   return dataclasses.replace(settings, profile_steps=steps_to_profile(settings.profile_steps))
-
-
-def _check_no_evaluation_is_needed(settings: TrainerSettings) -> None:
-  """Raises `ConfigError` for settings of evaluations in training, of which there are none."""
-  usual = TrainerSettings()
-  for name in ("early_stopping_patience", "best_metric"):
-    value = getattr(settings, name)
-    if value != getattr(usual, name):
-      raise ConfigError(
-        f"{settings.named(name)} is {value}, but nothing is evaluated in training: set "
-        f"{settings.named('eval_every_steps')}, the steps between evaluations"
-      )
