@@ -42,6 +42,9 @@ ROWS: dict[str, tuple[str, ...]] = {
   "pieces sampled at 0.1": ("dataset.parallel_text_dataset.sampled_pieces = 0.1",),
   "unigram pieces": ("vocabulary.get_subword_vocabulary.model_type = 'unigram'",),
   "mixed case": ("vocabulary.get_subword_vocabulary.normalization = 'nmt_nfkc'",),
+  "pieces of texts, not of Moses' words": (
+    "vocabulary.get_subword_vocabulary.moses_language = ''",
+  ),
   "10,000 pieces": ("vocabulary.get_subword_vocabulary.vocab_size = 9984",),
   "3,000 pieces": ("vocabulary.get_subword_vocabulary.vocab_size = 3072",),
   "sinusoids": ("Unitransformer.sinusoid_positional_embedding = True",),
@@ -105,7 +108,7 @@ class Runs:
     args = self._args
     own = [*schedule(args.steps), *args.gin_param, *ROWS[row]]
     # A vocabulary is of the settings that begin so.
-    pieces = "_".join(re.findall(r"subword_vocabulary\.\w+ = '?(\w+)", " ".join(own)))
+    pieces = _slug("_".join(re.findall(r"subword_vocabulary\.(\w+ = '?\w*)", " ".join(own))))
     bindings = [
       f"data_dir = '{os.path.abspath(args.data_dir)}'",
       f"vocabulary_file = '{(self._folder / f'pieces_{pieces}.model').absolute()}'",
