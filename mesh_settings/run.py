@@ -255,6 +255,23 @@ class RunSettings(TrainerSettings):
     "auto",
     one_of(MESH_IMPLEMENTATIONS),
   )
+  shard_state: Any = setting(
+    'dimensions of the mesh, as "batch" or "batch,model": weights and optimizer state that the '
+    "layout leaves whole on each device along them are stored in shards there (ZeRO, FSDP); see "
+    "`MeshImpl.with_sharded_state`.",
+    "",
+    Rule(
+      'names of dimensions of the mesh, such as "batch" or ["batch", "model"]',
+      lambda x: (
+        isinstance(x, str) or (isinstance(x, (list, tuple)) and all(isinstance(n, str) for n in x))
+      ),
+    ),
+  )
+  reshard_after_forward: bool = setting(
+    "with `shard_state`, whether weights are gathered anew before each use; else once in a step, "
+    "which takes fewer exchanges and more memory.",
+    True,
+  )
   num_devices: int | None = setting(
     'how many devices the mesh has, where `mesh_shape` is "auto"; by default as many as '
     "`mesh_devices` names, or as there are GPUs.",

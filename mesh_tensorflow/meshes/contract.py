@@ -24,7 +24,7 @@ from mesh_tensorflow.meshes.layout import LayoutLike, MeshLayout
 from mesh_tensorflow.meshes.remade_stores import Life
 from mesh_tensorflow.meshes.store import StoredVariable, VariableStore
 from mesh_tensorflow.program.dimensions import Shape, ShapeLike
-from mesh_tensorflow.program.graph import Operation, Tensor
+from mesh_tensorflow.program.graph import Tensor
 
 _LOG = logging.getLogger("mesh_tensorflow")
 
@@ -257,25 +257,53 @@ class LaidOutVariable:
     mesh_impl: the `MeshImpl`.
     stored: the `StoredVariable`.
     variable: the mtf `Variable` operation; None of one that no graph has (the run counter).
+
+  Attributes:
+    stored: the `StoredVariable`.
+    stored_impl: the mesh with the layout of the slices; it is finer than that of `mesh_impl` if
+      they are shards (`MeshLayout.stored_layout`).
   """
 
-  def __init__(self, mesh_impl: MeshContract, stored: StoredVariable, variable: Operation | None):
+  def __init__(self, mesh_impl: Any, stored: StoredVariable, variable: Any):
     self._mesh_impl = mesh_impl
     self._variable = variable
     self.stored = stored
+    self.stored_impl = mesh_impl if variable is None else variable.stored_impl(mesh_impl)
 
   @property
   def slices(self) -> list[tf.Variable]:
     """The tf.Variables of the processors that this program runs."""
-    return self._mesh_impl.program_slices(self.stored)
+    found: list[tf.Variable] = self._mesh_impl.program_slices(self.stored)
+    return found
 
   @property
-  def laid_out_tensor(self) -> laid_out.LaidOutTensor:
+  def laid_out_tensor(self) -> laid_out.LaidOut:
     """The current values (slice dtype)."""
-    values: laid_out.LaidOutTensor = self._mesh_impl.slicewise(
-      lambda v: v.read_value(), self._mesh_impl.LaidOutTensor(self.slices)
+    return self.read(self.stored.slice_dtype)
+
+  def read(
+    self, dtype: tf.DType, after: Callable[[], Sequence[tf.Tensor]] = list
+  ) -> laid_out.LaidOut:
+    """The current values, cast; of shards they are gathered when they are used.
+
+    Args:
+      dtype: their dtype.
+      after: see `MeshImpl.from_shards`.
+    """
+    impl = self._mesh_impl
+    values = impl.slicewise(lambda v: v.read_value(), impl.LaidOutTensor(self.slices))
+    if dtype != self.stored.slice_dtype:
+      # Before they are gathered.
+      values = impl.slicewise(lambda x: tf.cast(x, dtype), values)
+    found: laid_out.LaidOut = impl.from_shards(values, self.stored.shape, self.stored_impl, after)
+    return found
+
+  def to_shards(self, values: LaidOut) -> laid_out.LaidOutTensor:
+    """Values in the layout of the program, in the layout of the slices."""
+    found: laid_out.LaidOutTensor = self._mesh_impl.to_shards(
+      values, self.stored.shape, self.stored_impl
     )
-    return values
+    return found
 
   def assign_to_slices(self, assign_fn: Callable[..., object], values: LaidOut) -> list[Any]:
     """Runs `assign_fn(mtf_variable, slice_tf_variable, tf_value)` on every slice.
@@ -287,6 +315,10 @@ class LaidOutVariable:
     Returns:
       A list of what `assign_fn` returned.
     """
+    return self.assign_shards(assign_fn, self.to_shards(values))
+
+  def assign_shards(self, assign_fn: Callable[..., object], values: LaidOut) -> list[Any]:
+    """As `assign_to_slices`, of values in the layout of the slices."""
     results: list[Any] = []
     self._is_changed()
 
@@ -298,7 +330,12 @@ class LaidOutVariable:
     return results
 
   def update(self, fn: Callable[..., object], *values: Any) -> None:
-    """Runs `fn(slice_tf_variable, *slices)` for its effect on every processor."""
+    """Runs `fn(slice_tf_variable, *slices)` for its effect on every processor.
+
+    Args:
+      fn: the function.
+      *values: laid out as the slices are, see `to_shards`; or scalars.
+    """
     self._is_changed()
 
     def run(v: tf.Variable, *slices: tf.Tensor) -> int:

@@ -8,6 +8,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any, Protocol
 
+import tensorflow as tf
+
 from mesh_tensorflow.meshes.laid_out import LaidOut, LaidOutTensor
 from mesh_tensorflow.meshes.mesh_impl import MeshImpl
 from mesh_tensorflow.program.graph import Graph, Operation, Tensor
@@ -42,6 +44,9 @@ class LoweringInProgress(Protocol):
 
   def add_counter(self, key: str, value: int) -> None:
     """Adds to a counter, for the report."""
+
+  def computed_before(self) -> list[tf.Tensor]:
+    """Slices that a gather of a variable, made now, waits for."""
 
   def random_key(self, op: Operation) -> Any:
     """The key of a random operation in this run: a Python int, or uint32 scalars laid out."""

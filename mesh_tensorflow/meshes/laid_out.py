@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeAlias
 
 import numpy as np
 import tensorflow as tf
@@ -22,6 +22,12 @@ class _Summing(Protocol):
   def allreduce(
     self, x: LaidOut, mesh_axes: Sequence[int], reduction_fn_string: str
   ) -> LaidOutTensor: ...
+
+  def reduce_scatter(self, x: LaidOut, mesh_axis: int, split_axis: int) -> LaidOutTensor: ...
+
+  def allsplit(self, x: LaidOut, mesh_axis: int, split_axis: int) -> LaidOutTensor: ...
+
+  def allconcat(self, x: LaidOut, mesh_axis: int, concat_axis: int) -> LaidOutTensor: ...
 
 
 class LaidOut(Protocol):
@@ -116,6 +122,10 @@ class _Forced:
     return self.to_laid_out_tensor().one_slice
 
 
+# (mesh axis, tensor axis) pairs: over which mesh axes slices are cut into shards, in order.
+Split: TypeAlias = tuple[tuple[int, int], ...]
+
+
 class LazyAllreduceSum(_Forced):
   """A SUM allreduce that is not executed yet.
 
@@ -140,9 +150,13 @@ class LazyAllreduceSum(_Forced):
     self.mesh_axes = list(mesh_axes)
     self.add_counter_fn = add_counter_fn
     self._reduced: LaidOutTensor | None = None
+    self._shards: dict[Split, LaidOutTensor] = {}
 
   def to_laid_out_tensor(self) -> LaidOutTensor:
     """The sum, as a laid-out tensor; communicates at the first call."""
+    if self._reduced is None and self._shards:
+      split, x = next(iter(self._shards.items()))
+      self._reduced = gathered(self.mesh_impl, x, split)
     if self._reduced is None:
       self._reduced = self.mesh_impl.allreduce(self.laid_out_input, self.mesh_axes, "SUM")
       if self.add_counter_fn:
@@ -157,6 +171,34 @@ class LazyAllreduceSum(_Forced):
   def is_reduced(self) -> bool:
     """True if the allreduce has been executed."""
     return self._reduced is not None
+
+  @property
+  def is_scattered(self) -> bool:
+    """True if shards of the sum have been computed, and not the sum."""
+    return self._reduced is None and bool(self._shards)
+
+  def shards(self, split: Split) -> LaidOutTensor:
+    """The sum, cut: of a sum that is still pending each processor computes only its part.
+
+    Args:
+      split: see `Split`; computed once for each.
+    """
+    if split not in self._shards:
+      impl, x, left = self.mesh_impl, self.laid_out_input, list(self.mesh_axes)
+      if self._reduced is not None or not any(m in left for m, _ in split):
+        x, left = self.to_laid_out_tensor(), []
+      for mesh_axis, tensor_axis in split:
+        if mesh_axis in left:
+          x = impl.reduce_scatter(x, mesh_axis, tensor_axis)
+          left.remove(mesh_axis)
+        else:
+          x = impl.allsplit(x, mesh_axis, tensor_axis)
+      if left:
+        x = impl.allreduce(x, left, "SUM")
+      if self._reduced is None and not self._shards and self.add_counter_fn:
+        self.add_counter_fn()
+      self._shards[split] = x.to_laid_out_tensor()
+    return self._shards[split]
 
   @property
   def slice_shape(self) -> list[int]:
@@ -184,6 +226,54 @@ class LazyLaidOutTensor(_Forced):
   def slice_shape(self) -> list[int]:
     """Sizes of a slice."""
     return self._slice_shape
+
+
+class LazyGather(LazyLaidOutTensor):
+  """Slices that are gathered from shards where they are used.
+
+  Args:
+    mesh_impl: a `MeshImpl`.
+    shards: the shards.
+    split: what they are cut along; see `Split`.
+    slice_shape: sizes of the slices.
+    keeps: gathers once; else each time that the slices are asked for, so that none of them is in
+      memory from one use to the next.
+    after: returns tensors that a gather waits for, if it is one of several.
+  """
+
+  def __init__(
+    self,
+    mesh_impl: _Summing,
+    shards: LaidOutTensor,
+    split: Split,
+    slice_shape: list[int],
+    keeps: bool,
+    after: Callable[[], Sequence[tf.Tensor]] = list,
+  ):
+    super().__init__(lambda: gathered(mesh_impl, shards, split), slice_shape)
+    self.shards = shards
+    self.split = split
+    self.keeps = keeps
+    self._after = after
+    self._kept: LaidOutTensor | None = None
+
+  def to_laid_out_tensor(self) -> LaidOutTensor:
+    """The slices; they are gathered at the first call, or at each."""
+    if self._kept is not None:
+      return self._kept
+    if not self.keeps:
+      # Besides, TensorFlow would find that two gathers of a variable are the same, and keep one.
+      with tf.control_dependencies(self._after()):
+        return super().to_laid_out_tensor()
+    self._kept = super().to_laid_out_tensor()
+    return self._kept
+
+
+def gathered(mesh_impl: _Summing, shards: LaidOutTensor, split: Split) -> LaidOutTensor:
+  """The slices of which shards are parts."""
+  for mesh_axis, tensor_axis in split:
+    shards = mesh_impl.allconcat(shards, mesh_axis, tensor_axis)
+  return shards
 
 
 def compatible_lazy_allreduce_sums(xs: Sequence[Any]) -> bool:

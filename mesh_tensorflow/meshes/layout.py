@@ -9,7 +9,7 @@ import collections.abc
 import copy
 import difflib
 import logging
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, SupportsIndex, TypeAlias, TypeVar, cast, overload
 
 from mesh_tensorflow.arguments import kinds
@@ -390,6 +390,10 @@ class MeshLayout:
     layout_rules: `LayoutRules`, or what `convert_to_layout_rules` takes.
   """
 
+  # See `with_sharded_state`.
+  _state_dims: tuple[str, ...] = ()
+  _reshards = False
+
   @checked
   def __init__(self, shape: ShapeLike, layout_rules: LayoutLike):
     self._shape = convert_to_shape(shape)
@@ -397,6 +401,7 @@ class MeshLayout:
     # Each operation asks for the layouts of its tensors, several times, in every lowering.
     self._layout_cache: dict[Shape, TensorLayout] = {}
     self._verified: set[Shape] = set()
+    self._finer: dict[tuple[tuple[str, str], ...], Any] = {}
     unused = self._layout_rules.check_mesh(self._shape)
     for dim, axis in unused:
       close = difflib.get_close_matches(axis, self._shape.dimension_names, 1, 0.75)
@@ -423,6 +428,103 @@ class MeshLayout:
     other = copy.copy(self)
     MeshLayout.__init__(other, self._shape, layout_rules)
     return other
+
+  def with_sharded_state(
+    self: _Self, mesh_dims: str | Sequence[str], reshard_after_forward: bool = True
+  ) -> _Self:
+    """The same mesh, with variables stored in shards over mesh dimensions that do not split them.
+
+    Weights and optimizer state that the layout rules leave whole on each processor along such a
+    mesh dimension are cut along one more of their dimensions: the first that no rule splits and
+    that the size of the mesh dimension divides; if there is none they stay whole. A processor
+    updates its shard, for which it needs its part of the summed gradient only. What the program
+    reads are weights as the layout rules have them, gathered from the shards. No value depends on
+    it. This is ZeRO (Rajbhandari et al., 2020, arXiv:1910.02054), FSDP, and the weight-update
+    sharding of Xu et al. (2020, arXiv:2004.13336).
+
+    Args:
+      mesh_dims: names of mesh dimensions, as a list or as "data,model"; none: nothing is sharded.
+      reshard_after_forward: weights are gathered anew before each use, in the backward pass, too,
+        so that few are whole at a time; else once in a run, and kept to its end.
+
+    Raises:
+      LayoutError: the mesh has no such dimension.
+    """
+    names = names_of_dimensions(mesh_dims)
+    known = self._shape.dimension_names
+    for name in names:
+      if name not in known:
+        raise LayoutError(
+          f"state cannot be sharded over {name!r}: the mesh {self._shape} has no such dimension; "
+          f"it has {', '.join(known) or 'none'}"
+        )
+    other = copy.copy(self)
+    MeshLayout.__init__(other, self._shape, self._layout_rules)
+    other._state_dims = tuple(dict.fromkeys(names))
+    other._reshards = reshard_after_forward
+    return other
+
+  @property
+  def state_dims(self) -> tuple[str, ...]:
+    """Names of the mesh dimensions over which variables are stored in shards."""
+    return self._state_dims
+
+  @property
+  def reshards_after_forward(self) -> bool:
+    """True if weights that are stored in shards are gathered anew before each use."""
+    return self._reshards
+
+  def stored_layout(self: _Self, shape: Shape, finer: Mapping[str, str] | None = None) -> _Self:
+    """The same mesh with the layout in which a variable is stored.
+
+    Args:
+      shape: its `Shape`.
+      finer: dimensions of the variable that it belongs to, a slot's weight, say, and the mesh
+        dimensions which shard them; by default found for this shape.
+
+    Returns:
+      This mesh itself, if its rules are the layout.
+    """
+    if not self._state_dims:
+      return self
+    found = self.shards_of(shape) if finer is None else finer
+    pairs = tuple((d, m) for d, m in found.items() if d in shape.dimension_names)
+    if not pairs:
+      return self
+    if pairs not in self._finer:
+      self._finer[pairs] = self.with_layout([*self._layout_rules.pairs, *pairs])
+    layout: _Self = self._finer[pairs]
+    return layout
+
+  def axes_of_shards(self, shape: Shape) -> tuple[int, ...]:
+    """The mesh axes over which a variable of a shape is cut into shards.
+
+    Args:
+      shape: its `Shape`.
+    """
+    if not self._state_dims:
+      return ()
+    return tuple(self._shape.dimension_names.index(m) for m in self.shards_of(shape).values())
+
+  def shards_of(self, shape: Shape) -> dict[str, str]:
+    """Which dimensions of a variable are cut into shards, over which mesh dimensions.
+
+    Args:
+      shape: its `Shape`.
+    """
+    layout = self.tensor_layout(shape)
+    found: dict[str, str] = {}
+    for name in self._state_dims:
+      axis = self._shape.dimension_names.index(name)
+      n = self._shape[axis].size
+      if n == 1 or axis in layout:
+        continue
+      # The first: what is gathered along it lies in memory one after the other.
+      for d, split in zip(shape, layout):
+        if split is None and d.name not in found and d.size and d.size % n == 0:
+          found[d.name] = name
+          break
+    return found
 
   @property
   def shape(self) -> Shape:
@@ -555,6 +657,11 @@ class MeshLayout:
         f"receive: source_pcoord {list(source)} must have {n} entries, None or 0 to {n - 1}, for "
         f"mesh ax{'is' if len(axes) == 1 else 'es'} {names}"
       )
+
+
+def names_of_dimensions(given: str | Sequence[str]) -> list[str]:
+  """A list of names, which may be written as "data,model"."""
+  return given.replace(",", " ").split() if isinstance(given, str) else list(given)
 
 
 def shape_of(arg: Tensor | ShapeLike) -> Shape:

@@ -17,9 +17,11 @@ from mesh_tensorflow.meshes.contract import MeshContract
 from mesh_tensorflow.meshes.laid_out import (
   LaidOut,
   LazyAllreduceSum,
+  LazyGather,
   compatible_lazy_allreduce_sums,
 )
 from mesh_tensorflow.meshes.layout import (
+  MeshLayout,
   pnum_to_processor_coordinates,
   processor_coordinates_to_pnum,
   shape_of,
@@ -27,6 +29,9 @@ from mesh_tensorflow.meshes.layout import (
 from mesh_tensorflow.meshes.slices import align
 from mesh_tensorflow.numerics import kernels, random_bits
 from mesh_tensorflow.program.dimensions import Shape, ShapeLike, list_product
+
+# How many operations before its use a variable that is stored in shards may be gathered.
+GATHERED_AHEAD = 8
 
 
 class MeshImpl(MeshContract):
@@ -134,6 +139,71 @@ class MeshImpl(MeshContract):
     which = self.laid_out_pcoord(mesh_axis) if which is None else which
     parts: laid_out.LaidOutTensor = self.slicewise(keep, x, which)
     return parts
+
+  def to_shards(self, x: LaidOut, shape: Shape, stored: MeshLayout) -> laid_out.LaidOutTensor:
+    """Slices of this layout, cut into those of a finer one; a pending sum is scattered.
+
+    Args:
+      x: a laid-out tensor.
+      shape: its `Shape`.
+      stored: the finer layout, see `stored_layout`.
+    """
+    split = self._split(shape, stored)
+    if not split:
+      return x.to_laid_out_tensor()
+    if isinstance(x, LazyAllreduceSum):
+      return x.shards(split)
+    if isinstance(x, LazyGather) and x.split == split:
+      return x.shards
+    for mesh_axis, tensor_axis in split:
+      x = self.allsplit(x, mesh_axis, tensor_axis)
+    return x.to_laid_out_tensor()
+
+  def from_shards(
+    self,
+    x: LaidOut,
+    shape: Shape,
+    stored: MeshLayout,
+    after: Callable[[], Sequence[tf.Tensor]] = list,
+  ) -> LaidOut:
+    """Slices of this layout, gathered from those of a finer one when they are used.
+
+    Args:
+      x: a laid-out tensor.
+      shape: its `Shape`.
+      stored: the finer layout, see `stored_layout`.
+      after: returns tensors that a gather waits for, if slices are gathered for each use.
+    """
+    split = self._split(shape, stored)
+    if not split:
+      return x
+
+    keeps, part = not self.reshards_after_forward, self.slice_shape(shape)
+    return LazyGather(self, x.to_laid_out_tensor(), split, part, keeps, after)
+
+  def has_shards(self, x: LaidOut, shape: Shape, stored: MeshLayout) -> bool:
+    """True if the slices of a finer layout are there, and those of this one are not.
+
+    Args:
+      x: a laid-out tensor.
+      shape: its `Shape`.
+      stored: the finer layout, see `stored_layout`.
+    """
+    if isinstance(x, LazyAllreduceSum):
+      return x.is_scattered
+    return isinstance(x, LazyGather) and x.split == self._split(shape, stored)
+
+  def _split(self, shape: Shape, stored: MeshLayout) -> laid_out.Split:
+    """What a finer layout splits besides, in order of the tensor's axes."""
+    if stored is self:
+      return ()
+    return tuple(
+      (after, i)
+      for i, (before, after) in enumerate(
+        zip(self.tensor_layout(shape), stored.tensor_layout(shape))
+      )
+      if before is None and after is not None
+    )
 
   def reduce_scatter(self, x: LaidOut, mesh_axis: int, split_axis: int) -> laid_out.LaidOutTensor:
     """Sums along a mesh axis; every processor gets its part of the sum.

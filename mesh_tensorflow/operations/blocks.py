@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from mesh_tensorflow.meshes.for_operations import LoweringInProgress
-from mesh_tensorflow.meshes.laid_out import LazyAllreduceSum
+from mesh_tensorflow.meshes.laid_out import LazyAllreduceSum, LazyGather
 from mesh_tensorflow.meshes.mesh_impl import MeshImpl
 from mesh_tensorflow.operations.control import PrintOperation, ScalarSummaryOperation
 from mesh_tensorflow.operations.einsum import transpose
@@ -139,8 +139,11 @@ class BlockOperation(Operation):
     A sum that is executed in a block must not be remembered outside it.
     """
     for x in self.captured:
-      # A sum that is pending is executed here, once; inside it would be in every iteration.
-      lowering.tensors[x].to_laid_out_tensor()
+      value = lowering.tensors[x]
+      # A pending sum is executed here, once; inside it would be in every iteration. A weight
+      # that is gathered for each use is gathered inside.
+      if not isinstance(value, LazyGather) or value.keeps:
+        value.to_laid_out_tensor()
     result = lowering.child()
     for x, value in result.tensors.items():
       if isinstance(value, LazyAllreduceSum) and not value.is_reduced:

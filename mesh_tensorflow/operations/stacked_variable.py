@@ -107,13 +107,15 @@ class _StackedSlices:
     self._mesh_impl = mesh_impl
     self._members = members
 
-  @property
-  def laid_out_tensor(self) -> Any:
+  def read(self, dtype: tf.DType, after: Callable[[], Sequence[tf.Tensor]]) -> Any:
     return self._mesh_impl.slicewise(
-      lambda *xs: kernels.stack(xs), *[m.laid_out_tensor for m in self._members]
+      lambda *xs: kernels.stack(xs), *[m.read(dtype, after) for m in self._members]
     )
 
-  def assign_to_slices(self, assign_fn: Callable[..., object], values: LaidOut) -> list[Any]:
+  def to_shards(self, values: LaidOut) -> LaidOut:
+    return values.to_laid_out_tensor()
+
+  def assign_shards(self, assign_fn: Callable[..., object], values: LaidOut) -> list[Any]:
     results = []
     for i, member in enumerate(self._members):
       part = self._mesh_impl.slicewise(lambda x, i=i: x[i], values)

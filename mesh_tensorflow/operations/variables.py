@@ -13,6 +13,7 @@ from mesh_tensorflow.arguments.kinds import DTypeLike
 from mesh_tensorflow.errors import ArgumentError, DTypeError, GraphError, ShapeError, VariableError
 from mesh_tensorflow.meshes.contract import LaidOutVariable
 from mesh_tensorflow.meshes.for_operations import LoweringInProgress
+from mesh_tensorflow.meshes.mesh_impl import MeshImpl
 from mesh_tensorflow.meshes.remade_stores import Life
 from mesh_tensorflow.meshes.store import StoredVariable
 from mesh_tensorflow.numerics import initializers
@@ -152,6 +153,8 @@ class Variable(Operation):
     self._dtype = dtype
     self._trainable = trainable
     self._initializer = initializer
+    # The variable whose slot this is: it is stored in shards along the same dimensions.
+    self.sharded_as: Variable | None = None
     self._stored: StoredVariable | None = None
     self._life: Life | None = None
     self._outputs = [Tensor(self, shape, dtype.activation_dtype, name=self.full_name + ":0")]
@@ -261,7 +264,7 @@ class Variable(Operation):
     """Makes the slices, or finds them."""
     impl = lowering.mesh_impl(self)
     stored = impl.variable_store.get(
-      impl,
+      self.stored_impl(impl),
       self.full_name,
       self.shape,
       master_dtype=self.master_dtype,
@@ -276,15 +279,23 @@ class Variable(Operation):
     lowering.add_counter(f"variables/{kind}", self.size)
     return laid_out
 
+  def stored_impl(self, impl: MeshImpl) -> MeshImpl:
+    """The mesh with the layout in which the slices are stored.
+
+    Args:
+      impl: the mesh with the layout of the program.
+    """
+    if self.sharded_as is None:
+      return impl.stored_layout(self.shape)
+    return impl.stored_layout(self.shape, impl.shards_of(self.sharded_as.shape))
+
 
 def read_slices(lowering: LoweringInProgress, variable: Variable, output: Tensor) -> None:
   """Sets `output` to the current value of the variable, in its activation dtype."""
-  laid_out = lowering.variables[variable].laid_out_tensor
-  if variable.activation_dtype != variable.slice_dtype:
-    laid_out = lowering.mesh_impl(variable).slicewise(
-      lambda x: tf.cast(x, variable.activation_dtype), laid_out
-    )
-  lowering.set_tensor_lowering(output, laid_out)
+  lowering.set_tensor_lowering(
+    output,
+    lowering.variables[variable].read(variable.activation_dtype, lowering.computed_before),
+  )
 
 
 def get_variable(
@@ -440,6 +451,7 @@ class Assign(Operation):
 
   is_cloneable = False
   may_mix_meshes = True
+  reads_shards = True
 
   def __init__(
     self,
@@ -484,9 +496,10 @@ class Assign(Operation):
   def lower(self, lowering: LoweringInProgress) -> None:
     done = []
     # All values are read before anything is written.
-    values = [lowering.tensors[x].to_laid_out_tensor() for x in self._inputs]
-    for v, value in zip(self._variables, values):
-      done += lowering.variables[v].assign_to_slices(self._assign_fn, value)
+    laid_out = [lowering.variables[v] for v in self._variables]
+    values = [v.to_shards(lowering.tensors[x]) for v, x in zip(laid_out, self._inputs)]
+    for v, value in zip(laid_out, values):
+      done += v.assign_shards(self._assign_fn, value)
     lowering.operations[self] = grouped(done)
 
 

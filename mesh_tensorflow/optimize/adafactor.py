@@ -76,6 +76,7 @@ class AdafactorUpdateOperation(Operation):
   """
 
   is_cloneable = False
+  reads_shards = True
 
   def __init__(
     self,
@@ -118,9 +119,13 @@ class AdafactorUpdateOperation(Operation):
     return False
 
   def lower(self, lowering: LoweringInProgress) -> None:
-    impl = lowering.mesh_impl(self)
+    laid_out = lowering.variables[self._variable]
+    # All that follows is in the layout in which the variable is stored, in shards perhaps.
+    impl = laid_out.stored_impl
     done: list[Any] = []
-    grad = impl.slicewise(lambda g: tf.cast(g, tf.float32), lowering.tensors[self._inputs[0]])
+    grad = impl.slicewise(
+      lambda g: tf.cast(g, tf.float32), laid_out.to_shards(lowering.tensors[self._inputs[0]])
+    )
     # Of the weight before this update.
     scale = self._scale(lowering, impl)
     if self._factored_dims is None:
@@ -150,7 +155,7 @@ class AdafactorUpdateOperation(Operation):
       done.append(subtract(w, delta))
 
     momentum = [slices_of(lowering, self._slots["m"])] if "m" in self._slots else []
-    lowering.variables[self._variable].update(write, x, scale, *momentum)
+    laid_out.update(write, x, scale, *momentum)
     lowering.operations[self] = grouped(done)
 
   def _means(self, impl: MeshImpl, local_means: LaidOut, dims: Sequence[Dimension]) -> Any:
@@ -175,7 +180,7 @@ class AdafactorUpdateOperation(Operation):
       impl,
       impl.slicewise(
         lambda w: tf.reduce_mean(tf.square(tf.cast(w, tf.float32)), axes, keepdims=True),
-        lowering.tensors[self._variable.value],
+        lowering.variables[self._variable].to_shards(lowering.tensors[self._variable.value]),
       ),
       self._scale_dims,
     )

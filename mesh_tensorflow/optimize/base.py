@@ -182,6 +182,7 @@ def slot_variable(var: Variable, name: str, shape: ShapeLike, dtype: tf.DType) -
     var.mesh, name, shape, dtype=dtype, initializer=initializers.Zeros(), trainable=False
   ).operation
   assert isinstance(slot, Variable)
+  slot.sharded_as = var
   return slot
 
 

@@ -9,6 +9,7 @@ import tensorflow as tf
 from mesh_tensorflow.arguments.checking import checked
 from mesh_tensorflow.errors import ConfigError, GraphError
 from mesh_tensorflow.meshes.for_operations import LoweringInProgress
+from mesh_tensorflow.meshes.laid_out import LazyAllreduceSum
 from mesh_tensorflow.meshes.mesh_impl import MeshImpl
 from mesh_tensorflow.operations.binary import multiply
 from mesh_tensorflow.operations.elementwise import cast
@@ -31,6 +32,8 @@ class GlobalNormOperation(Operation):
     name: name of the operation.
   """
 
+  reads_shards = True
+
   def __init__(self, xs: Sequence[Tensor], name: str = "global_norm"):
     super().__init__(list(xs), name=name)
     self._outputs = [Tensor(self, Shape([]), tf.float32)]
@@ -42,7 +45,13 @@ class GlobalNormOperation(Operation):
 
   def lower(self, lowering: LoweringInProgress) -> None:
     impl = lowering.mesh_impl(self)
-    axes_of = [_split_axes(impl, x.shape) for x in self._inputs]
+    layouts, tensors = [impl] * len(self._inputs), [lowering.tensors[x] for x in self._inputs]
+    for i, (x, slices) in enumerate(zip(self._inputs, tensors)):
+      if isinstance(slices, LazyAllreduceSum) and not slices.is_reduced:
+        # Where shards are updated, none needs the whole sum.
+        layouts[i] = impl.stored_layout(x.shape)
+        tensors[i] = impl.to_shards(slices, x.shape, layouts[i])
+    axes_of = [_split_axes(layout, x.shape) for layout, x in zip(layouts, self._inputs)]
     axes = sorted(set[int]().union(*axes_of))
     # A slice that several processors hold is summed by each of them: it counts in parts.
     shares = [1.0 / _product(impl, set(axes) - own) for own in axes_of]
@@ -51,7 +60,7 @@ class GlobalNormOperation(Operation):
       parts = [_sum_of_squares(s) for s in slices]
       return tf.add_n([p if share == 1.0 else p * share for p, share in zip(parts, shares)])
 
-    total = impl.slicewise(squares, *[lowering.tensors[x] for x in self._inputs])
+    total = impl.slicewise(squares, *tensors)
     if axes:
       total = impl.allreduce(total, axes, "SUM")
       lowering.add_counter(f"allreduce/{axes}/global_norm", impl.size)

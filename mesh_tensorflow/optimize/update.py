@@ -33,6 +33,7 @@ class UpdateOperation(Operation):
 
   # A recomputation must not update a second time.
   is_cloneable = False
+  reads_shards = True
 
   def __init__(
     self,
@@ -67,10 +68,11 @@ class UpdateOperation(Operation):
 
   def lower(self, lowering: LoweringInProgress) -> None:
     done: list[Any] = []
-    lowering.variables[self._variable].update(
+    laid_out = lowering.variables[self._variable]
+    laid_out.update(
       lambda *args: done.extend(self.update(*args)),
       *[slices_of(lowering, s) for s in self._slots],
-      *[lowering.tensors[x] for x in self._tensors],
+      *[laid_out.to_shards(lowering.tensors[x]) for x in self._tensors],
       *[laid_out_scalar(lowering, s) for s in self._scalars],
     )
     lowering.operations[self] = grouped(done)

@@ -116,6 +116,7 @@ class Report:
     self.tokens = tokens
     self.mesh_shape: Shape = impl.shape
     self.layout = impl.layout_rules
+    self.shard_state = list(impl.state_dims)
     self._impl = impl
     self._evaluation = evaluation
     self.operations = list(evaluation.costs.values())
@@ -128,13 +129,16 @@ class Report:
     ]
     variables = [op for op in evaluation.graph.operations if isinstance(op, Variable)]
     self.variables = sorted(
-      (self._place(v.full_name, v.shape, v.slice_dtype, v.trainable) for v in variables),
+      (
+        self._place(v.full_name, v.shape, v.slice_dtype, v.trainable, v.stored_impl(impl))
+        for v in variables
+      ),
       key=lambda v: -v.bytes_per_device,
     )
     self.time: StepTime | None = None if machine is None else self.timed(machine)
     names = evaluation.dimension_names
     self.rules = [self._match(t, m, names) for t, m in self.layout.pairs]
-    used = {r.mesh_dimension for r in self.rules if not r.problem}
+    used = {r.mesh_dimension for r in self.rules if not r.problem} | set(impl.state_dims)
     self.idle_mesh_dimensions = [
       m.name for m in self.mesh_shape if m.size > 1 and m.name not in used
     ]
@@ -209,6 +213,7 @@ class Report:
       "mesh_shape": {m.name: m.size for m in self.mesh_shape},
       "devices": self.mesh_shape.size,
       "layout": [list(p) for p in self.layout.pairs],
+      "shard_state": self.shard_state,
       "rules": [dataclasses.asdict(r) for r in self.rules],
       "idle_mesh_dimensions": self.idle_mesh_dimensions,
       "memory_per_device": {
@@ -318,9 +323,15 @@ class Report:
     )
 
   def _place(
-    self, name: str, shape: Shape, dtype: tf.DType, trainable: bool | None = None
+    self,
+    name: str,
+    shape: Shape,
+    dtype: tf.DType,
+    trainable: bool | None = None,
+    impl: MeshImpl | None = None,
   ) -> Placement:
-    layout, part = self._impl.tensor_layout(shape), self._impl.slice_size(shape)
+    impl = self._impl if impl is None else impl
+    layout, part = impl.tensor_layout(shape), impl.slice_size(shape)
     # A mesh dimension of size 1 splits nothing.
     sizes = self.mesh_shape.to_integer_list
     return Placement(
@@ -437,7 +448,10 @@ def describe(
       f"describe: tokens must be at least 1, got {tokens!r}; leave it out where a step takes none"
     )
   tokens = program.tokens if tokens is None else tokens
-  evaluation = Evaluator(*program.build()).evaluate(mesh_shape, layout)
+  sharding: Any = (
+    () if mesh_impl is None else (mesh_impl.state_dims, mesh_impl.reshards_after_forward)
+  )
+  evaluation = Evaluator(*program.build()).evaluate(mesh_shape, layout, *sharding)
   return Report(evaluation, program.title, machine, tokens)
 
 

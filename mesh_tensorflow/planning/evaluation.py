@@ -23,7 +23,7 @@ import tensorflow as tf
 from mesh_tensorflow.meshes.for_operations import LoweringInProgress
 from mesh_tensorflow.meshes.laid_out import LazyAllreduceSum
 from mesh_tensorflow.meshes.layout import LayoutLike
-from mesh_tensorflow.meshes.mesh_impl import MeshImpl
+from mesh_tensorflow.meshes.mesh_impl import GATHERED_AHEAD, MeshImpl
 from mesh_tensorflow.operations.loop_lowering import scatters_of
 from mesh_tensorflow.operations.loops import WhileLoopOperation
 from mesh_tensorflow.operations.stacks import is_stack
@@ -48,7 +48,15 @@ from mesh_tensorflow.planning.mesh_impl import (
 )
 from mesh_tensorflow.planning.pieces import Assignment, Kind, Pieces
 from mesh_tensorflow.program.dimensions import ShapeLike
-from mesh_tensorflow.program.graph import Graph, Operation, Tensor, needed_operations, reads
+from mesh_tensorflow.program.graph import (
+  Graph,
+  Operation,
+  Tensor,
+  is_of_one_shape,
+  needed_operations,
+  read_in_shards,
+  reads,
+)
 
 # Maximum number of program points at which the memory is bounded.
 _MOST_POINTS = 8
@@ -303,18 +311,32 @@ class Sum:
     bytes: of a slice.
     origin: number of the unit that made it.
     executed: whether it has been executed.
+    of_shards: the tensor that is summed, if of its sum only shards are asked for.
   """
 
   axes: tuple[int, ...]
   bytes: int
   origin: int
   executed: bool = False
+  of_shards: Tensor | None = None
 
   def exchange(self, sizes: Sequence[int]) -> Collective:
     """The exchange that executes it, on mesh axes of these sizes."""
     axes = tuple(a for a in self.axes if sizes[a] > 1)
     over = allreduce_bytes(self.bytes, axes, sizes)
     return Collective("allreduce", "SUM", axes, self.bytes, over)
+
+  def exchanges(self, impl: PlanMeshImpl) -> list[Collective]:
+    """The exchanges that execute it, or scatter it."""
+    sizes, left, found = impl.shape.to_integer_list, self, []
+    for axis in () if self.of_shards is None else impl.axes_of_shards(self.of_shards.shape):
+      if axis in left.axes:
+        over = {axis: left.bytes // sizes[axis] * (sizes[axis] - 1)}
+        found.append(Collective("reduce_scatter", "SUM", (axis,), left.bytes, over))
+      axes = tuple(a for a in left.axes if a != axis)
+      left = dataclasses.replace(left, axes=axes, bytes=left.bytes // sizes[axis])
+    rest = left.exchange(sizes)
+    return [*found, rest] if rest.mesh_axes else found
 
 
 @dataclasses.dataclass
@@ -373,6 +395,7 @@ class Evaluator:
     operations = graph.operations
     self.results = probable_results(operations) if results is None else list(dict.fromkeys(results))
     self._results = set(self.results)
+    self._in_shards = read_in_shards(operations)
     needed = needed_operations(operations, self.results)
     self.needed: list[Operation] = [op for op in operations if op in needed]
     self._inlined = Inlined(self.needed)
@@ -409,17 +432,26 @@ class Evaluator:
     self._other_kinds = [self.pieces.kind(op) for op in self.others]
     self.variables = [op for op in operations if isinstance(op, Variable)]
 
-  def evaluate(self, mesh_shape: ShapeLike, layout: LayoutLike) -> Evaluation:
+  def evaluate(
+    self,
+    mesh_shape: ShapeLike,
+    layout: LayoutLike,
+    shard_state: Sequence[str] = (),
+    reshard_after_forward: bool = True,
+  ) -> Evaluation:
     """Evaluates one layout.
 
     Args:
       mesh_shape: a shape, of any size.
       layout: layout rules.
+      shard_state: mesh dimensions over which variables are stored in shards; see
+        `MeshImpl.with_sharded_state`.
+      reshard_after_forward: likewise.
 
     Raises:
       LayoutError: the layout does not suit the program.
     """
-    impl = PlanMeshImpl(mesh_shape, layout)
+    impl = PlanMeshImpl(mesh_shape, layout).with_sharded_state(shard_state, reshard_after_forward)
     for op in self.graph.operations:
       op.verify_layout(impl)
     mesh_axes = {m.name: i for i, m in enumerate(impl.shape)}
@@ -435,9 +467,8 @@ class Evaluator:
         unit, kind = self.units[step.index], self.kinds[step.index]
         self._fail(unit.operation, kind, axes, impl, step.given)
       steps.append(step)
-    return Evaluation(
-      self.graph, impl, self._costs(steps, impl), self._memory(steps, axes, sizes), set(self.dims)
-    )
+    memory = self._memory(steps, axes, sizes, impl)
+    return Evaluation(self.graph, impl, self._costs(steps, impl), memory, set(self.dims))
 
   def memory(self, layout: dict[str, int], sizes: Sequence[int]) -> Memory:
     """The memory of one device.
@@ -470,7 +501,7 @@ class Evaluator:
       piece = self.pieces.piece(kind, own_part(kind, layout), sizes, given)
       step = Step(i, piece, given, [])
       for j in piece.executed:
-        _execute(sums[j], step)
+        _execute(sums[j], step, read[j] if read[j] in self._in_shards else None)
       if piece.problem is not None:
         yield step
         return
@@ -529,17 +560,36 @@ class Evaluator:
         cost.collectives += one.collectives
         cost.work.add(one.work)
       for s in step.sums:
-        exchange = s.exchange(impl.shape.to_integer_list)
-        if exchange.mesh_axes:
-          costs[self.units[s.origin].reported].collectives.append(exchange)
+        costs[self.units[s.origin].reported].collectives += s.exchanges(impl)
+    for v, uses in self._gathered(impl).items():
+      if v in costs:
+        costs[v].collectives += _gathers(v, impl) * (
+          sum(u.times for u in uses) if impl.reshards_after_forward else 1
+        )
     for op, cost in costs.items():
       cost.flops = cost.work.flops or _vector_product_flops(op, cost.repeated, impl)
     return costs
 
+  def _gathered(self, impl: PlanMeshImpl) -> dict[Variable, list[Unit]]:
+    """The variables that are gathered from shards, and the units for which they are."""
+    values = {v.value: v for v in self.variables if impl.axes_of_shards(v.shape)}
+    found: dict[Variable, list[Unit]] = {}
+    for unit in self.units if values else ():
+      for x in unit.reads:
+        # What updates a weight takes its shards.
+        op = unit.operation
+        if x in values and not (op.reads_shards or is_of_one_shape(op)):
+          found.setdefault(values[x], []).append(unit)
+    return found
+
   def _memory(
-    self, steps: Iterator[Step] | Sequence[Step], layout: dict[str, int], sizes: Sequence[int]
+    self,
+    steps: Iterator[Step] | Sequence[Step],
+    layout: dict[str, int],
+    sizes: Sequence[int],
+    impl: PlanMeshImpl | None = None,
   ) -> Memory:
-    blocks, inputs = self._lifetimes(steps, layout, sizes)
+    blocks, inputs = self._lifetimes(steps, layout, sizes, impl)
     memory, peak = Memory(inputs=inputs), 0
     for i, (op, now) in enumerate(zip(self.needed, blocks[0].live_bytes(len(self.needed)))):
       memory.timeline.append(Held(op.name, now))
@@ -551,10 +601,18 @@ class Evaluator:
       bytes_of_variable(v) // math.prod(sizes[layout[d.name]] for d in v.shape if d.name in layout)
       for v in self.variables
     )
+    if impl is not None and impl.state_dims:
+      memory.variables = sum(
+        v.stored_impl(impl).slice_size(v.shape) * v.slice_dtype.size for v in self.variables
+      )
     return memory
 
   def _lifetimes(
-    self, steps: Iterator[Step] | Sequence[Step], layout: dict[str, int], sizes: Sequence[int]
+    self,
+    steps: Iterator[Step] | Sequence[Step],
+    layout: dict[str, int],
+    sizes: Sequence[int],
+    impl: PlanMeshImpl | None,
   ) -> tuple[list[Lifetimes], int]:
     """The buffers of each block, the program's first; and the bytes of inputs."""
     blocks = [Lifetimes() for _ in self._inlined.blocks]
@@ -566,19 +624,59 @@ class Evaluator:
     )
     # By tensor: its block, and the key of its buffer there.
     place: dict[Tensor, tuple[int, object]] = {}
+    scattered: list[Tensor] = []
     for step in steps:
       unit = self.units[step.index]
       inputs += step.piece.inputs
       _add_unit(unit, step, blocks[unit.block], place)
+      scattered += [s.of_shards for s in step.sums if s.of_shards is not None]
     for x in self.results:
       if x in place:
         blocks[0].use(place[x][1], len(self.needed) - 1)
+    if impl is not None and impl.state_dims:
+      self._add_shards(impl, blocks, place, scattered)
     # From the inside outwards: a body takes its room while its loop runs.
     for number in range(len(blocks) - 1, 0, -1):
       block = self._inlined.blocks[number]
       inside = blocks[block.around].inside
       inside[block.place] = max(inside.get(block.place, 0), blocks[number].peak)
     return blocks, inputs
+
+  def _add_shards(
+    self,
+    impl: PlanMeshImpl,
+    blocks: list[Lifetimes],
+    place: Mapping[Tensor, tuple[int, object]],
+    scattered: Sequence[Tensor],
+  ) -> None:
+    """Adds gathered weights, and leaves of sums that are scattered a shard each."""
+    made = {x: u.place for u in self.units for x in u.operation.outputs}
+    # What is computed of shards is a shard.
+    products = {
+      x
+      for u in self.units
+      if is_of_one_shape(u.operation) and self._in_shards & set(u.operation.inputs)
+      for x in u.operation.outputs
+      if x in self._in_shards and x not in scattered
+    }
+    for x in [*scattered, *products]:
+      if x in place:
+        parts = math.prod(impl.shape[a].size for a in impl.axes_of_shards(x.shape))
+        block, key = place[x]
+        last_whole = made[x] - (x in products)
+        blocks[block].cut(key, last_whole, impl.slice_size(x.shape) * x.dtype.size // parts)
+    for v, uses in self._gathered(impl).items():
+      size = impl.slice_size(v.shape) * v.activation_dtype.size
+      for i, unit in enumerate(uses):
+        block, first = unit.block, max(0, unit.place - GATHERED_AHEAD)
+        if not impl.reshards_after_forward:
+          # Once, outside of loops, and kept to the last use.
+          first = unit.place
+          while block:
+            block, first = self._inlined.blocks[block].around, self._inlined.blocks[block].place
+          i = 0
+        key = blocks[block].add(("gathered", v, i), first, size, v.value)
+        blocks[block].use(key, max(first, unit.place if block == unit.block else first))
 
   def _live_at(
     self, number: int, point: int, blocks: Sequence[Lifetimes]
@@ -693,7 +791,7 @@ class Evaluator:
 
     Splitting only divides a buffer: a layout that communicates has more buffers, not fewer.
     """
-    blocks, _ = self._lifetimes(self.walk(range(len(self.units)), {}, []), {}, [])
+    blocks, _ = self._lifetimes(self.walk(range(len(self.units)), {}, []), {}, [], None)
     count = len(self.needed)
     live = blocks[0].live_bytes(count)
     step = max(1, -(-count // _MOST_POINTS))
@@ -726,10 +824,23 @@ class Evaluator:
     return float((amounts / parts).sum(axis=1).max()) if len(parts) else 0.0
 
 
-def _execute(pending: Sum | None, step: Step) -> None:
+def _execute(pending: Sum | None, step: Step, of_shards: Tensor | None = None) -> None:
   if pending is not None and not pending.executed:
     pending.executed = True
+    pending.of_shards = of_shards
     step.sums.append(pending)
+
+
+def _gathers(v: Variable, impl: PlanMeshImpl) -> list[Collective]:
+  """The exchanges that gather a variable from its shards."""
+  axes = impl.axes_of_shards(v.shape)
+  sizes = impl.shape.to_integer_list
+  size = impl.slice_size(v.shape) * v.activation_dtype.size // math.prod(sizes[a] for a in axes)
+  found = []
+  for a in axes:
+    found.append(Collective("allconcat", "", (a,), size, {a: (sizes[a] - 1) * size}))
+    size *= sizes[a]
+  return found
 
 
 def _add_unit(

@@ -84,6 +84,23 @@ class Lifetimes:
       first, _, size, x = self._buffers[key]
       self._buffers[key] = first, point, size, x
 
+  def cut(self, key: object, point: int, left: int) -> None:
+    """Leaves of a buffer a part only, behind a program point.
+
+    Args:
+      key: of the buffer; there may be none.
+      point: the last one at which it is whole, if it is there.
+      left: bytes of the part.
+    """
+    if key not in self._buffers:
+      return
+    first, last, size, x = self._buffers[key]
+    if point < first:
+      self._buffers[key] = first, last, left, x
+    elif point < last:
+      self._buffers[key] = first, point, size, x
+      self._buffers["part", key] = point + 1, last, left, x
+
   def live_bytes(self, min_length: int = 0) -> list[int]:
     """Live bytes at each program point, padded to min_length points."""
     last_uses = [last for _, last, _, _ in self._buffers.values()]
@@ -638,7 +655,7 @@ def _left_by(lowering: PlanLowering, impl: PlanMeshImpl, earlier: Operation) -> 
 
 def _variable(impl: PlanMeshImpl, v: Variable) -> LaidOutVariable:
   stored = impl.variable_store.get(
-    impl,
+    v.stored_impl(impl),
     v.full_name,
     v.shape,
     master_dtype=v.master_dtype,

@@ -455,6 +455,8 @@ class Operation(Splittable, GraphMember, metaclass=OperationType):
   is_external = False
   # Whether inputs may be on other meshes than the operation is.
   may_mix_meshes = False
+  # Whether it needs of its inputs only the shards in which variables of their shapes are stored.
+  reads_shards = False
 
   _inputs: list[Tensor]
   _outputs: list[Tensor]
@@ -579,6 +581,33 @@ def needed_operations(operations: Sequence[Operation], results: Sequence[Tensor]
       needed.add(op)
       wanted.update(reads(op))
   return needed
+
+
+def is_of_one_shape(op: Operation) -> bool:
+  """True if the outputs, and inputs other than scalars, have one shape, and nothing else counts.
+
+  Such an operation can be lowered on any layout of that shape.
+  """
+  shapes = {x.shape for x in [*op.inputs, *op.outputs] if x.shape.ndims}
+  if len(shapes) != 1 or not op.inputs or not all(x.shape.ndims for x in op.outputs):
+    return False
+  has_more = hasattr(op, "inner_operations") or getattr(op, "draws_random_numbers", False)
+  return bool(op.outputs) and op.is_cloneable and not has_more and reads(op) == op.inputs
+
+
+def read_in_shards(operations: Sequence[Operation]) -> set[Tensor]:
+  """The tensors of which updates of variables need only the shards that the variables have.
+
+  They are what updates read, and what is computed from on the way to it, in one shape.
+
+  Args:
+    operations: in order.
+  """
+  found: set[Tensor] = set()
+  for op in reversed(operations):
+    if op.reads_shards or (any(x in found for x in op.outputs) and is_of_one_shape(op)):
+      found.update(x for x in op.inputs if x.shape.ndims)
+  return found
 
 
 def reads(op: Operation) -> list[Tensor]:

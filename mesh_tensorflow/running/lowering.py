@@ -26,14 +26,26 @@ from mesh_tensorflow.errors import (
 )
 from mesh_tensorflow.meshes.contract import LaidOutVariable
 from mesh_tensorflow.meshes.for_operations import LoweringInProgress
-from mesh_tensorflow.meshes.laid_out import LaidOutTensor, LazyLaidOutTensor
+from mesh_tensorflow.meshes.laid_out import (
+  LaidOutTensor,
+  LazyAllreduceSum,
+  LazyGather,
+  LazyLaidOutTensor,
+)
 from mesh_tensorflow.meshes.layout_names import check_tensor_names
-from mesh_tensorflow.meshes.mesh_impl import MeshImpl
+from mesh_tensorflow.meshes.mesh_impl import GATHERED_AHEAD, MeshImpl
 from mesh_tensorflow.meshes.store import StoredVariable
 from mesh_tensorflow.numerics import random_bits
 from mesh_tensorflow.operations.variables import Variable
 from mesh_tensorflow.program.dimensions import Shape
-from mesh_tensorflow.program.graph import Graph, Mesh, Operation, Tensor
+from mesh_tensorflow.program.graph import (
+  Graph,
+  Mesh,
+  Operation,
+  Tensor,
+  is_of_one_shape,
+  read_in_shards,
+)
 
 _LOG = logging.getLogger("mesh_tensorflow")
 
@@ -80,7 +92,8 @@ def log_variable_sizes(
     return []
   lines, total, total_slices = [], 0, 0
   for v in sorted(var_list, key=lambda v: v.full_name):
-    slice_size = mesh_to_impl[v.mesh].slice_size(v.shape) if mesh_to_impl else 0
+    impl = mesh_to_impl[v.mesh] if mesh_to_impl else None
+    slice_size = v.stored_impl(impl).slice_size(v.shape) if impl else 0
     total += v.size
     total_slices += slice_size
     if verbose:
@@ -150,6 +163,9 @@ class Lowering:
     self.run_counters: dict[MeshImpl, StoredVariable] = {}
     self._base_keys: dict[MeshImpl, Any] = {}
     self._loop_key: Any = None
+    # Sums of which shards are asked for: each is scattered as soon as it can be.
+    self._scattered = read_in_shards(graph.operations)
+    self.recent: collections.deque[Tensor] = collections.deque(maxlen=GATHERED_AHEAD)
     if autostack:
       self.autostack()
     if graph.checks_layout_names:
@@ -239,16 +255,73 @@ class Lowering:
     for op in operations:
       with tf.name_scope(_scope_name(op.name)):
         try:
-          op.lower(for_operations)
+          if not self._lower_on_shards(op):
+            op.lower(for_operations)
         except (tf.errors.OpError, TypeError, ValueError) as e:
           if is_division_by_zero(e):
             raise DivisionError(f"{op.to_string} divides an integer by zero") from e
           if hasattr(e, "add_note"):
             e.add_note(f"while lowering {op.to_string}")
           raise
+      self._keep_track(op)
       for out in op.outputs:
         self.add_counter(f"output/{type(op).__name__}", self.laid_out_size(out))
         self.add_counter(f"output_unique/{type(op).__name__}", out.size)
+
+  def _lower_on_shards(self, op: Operation) -> bool:
+    """Lowers an operation, of one shape throughout, on the shards of its inputs, if they are there.
+
+    So what updates variables in the form of operations of the graph, an optimizer of a user, say,
+    computes shards of slots and weights, and no processor has the whole of them.
+    """
+    impl = self.mesh_impl(op)
+    if not impl.state_dims or not is_of_one_shape(op) or tf.executing_eagerly():
+      return False
+    shape = op.outputs[0].shape
+    stored = impl.stored_layout(shape)
+    values = {x: self.tensors[x] for x in op.inputs}
+    if not any(impl.has_shards(v, shape, stored) for x, v in values.items() if x.shape == shape):
+      return False
+    try:
+      op.verify_layout(stored)
+    except LayoutError:  # It needs a dimension whole that is cut.
+      return False
+    on_shards = self.child()
+    on_shards.mesh_to_impl = {op.mesh: stored}
+    on_shards.tensors = {
+      x: impl.to_shards(v, shape, stored) if x.shape == shape else v for x, v in values.items()
+    }
+    op.lower(on_shards)
+    for x in op.outputs:
+      slices = impl.from_shards(on_shards.tensors[x], shape, stored, self.computed_before)
+      self.set_tensor_lowering(x, slices)
+    return True
+
+  def _keep_track(self, op: Operation) -> None:
+    """Where variables are stored in shards: scatters a sum, and remembers what is computed."""
+    if not op.inputs or not op.outputs or not self.mesh_impl(op).state_dims:
+      return
+    impl = self.mesh_impl(op)
+    for x in op.outputs:
+      value = self.tensors.get(x)
+      if x in self._scattered and isinstance(value, LazyAllreduceSum) and not value.is_reduced:
+        impl.to_shards(value, x.shape, impl.stored_layout(x.shape))
+    if not tf.executing_eagerly():
+      self.recent.append(op.outputs[0])
+
+  def computed_before(self) -> list[tf.Tensor]:
+    """Slices of what was lowered a few operations ago.
+
+    A variable that is gathered for each use waits for them: else all would be gathered at once.
+    """
+    if len(self.recent) < GATHERED_AHEAD:
+      return []
+    value = self.tensors.get(self.recent[0])
+    if isinstance(value, LazyAllreduceSum):
+      value = value.laid_out_input
+    if not isinstance(value, LaidOutTensor):
+      return []
+    return [t for t in value.tensor_list if tf.is_tensor(t)]
 
   def child(self, loop_key: LaidOutTensor | None = None) -> Lowering:
     """A lowering for the body of a loop or branch: sees this one's tensors, keeps its own.
@@ -262,6 +335,7 @@ class Lowering:
     # Copies: what is computed in a loop has no meaning behind it.
     result.tensors = dict(self.tensors)
     result._base_keys = dict(self._base_keys)
+    result.recent = collections.deque(maxlen=GATHERED_AHEAD)
     if loop_key is not None:
       if self._loop_key is not None:
         impl = next(iter(self.mesh_to_impl.values()))
@@ -461,9 +535,9 @@ def run_on(
     # Values that this run may change, as they are before; not of tables, which nobody reads whole.
     at_start = {v.full_name: (v, lowering.tensors[v.value]) for v in graph.all_variables}
     kept = {
-      name: value.tensor_list
+      name: (value.shards if isinstance(value, LazyGather) else value).tensor_list
       for name, (v, value) in at_start.items()
-      if not (v.trainable or trains or isinstance(value, LazyLaidOutTensor))
+      if not (v.trainable or trains or type(value) is LazyLaidOutTensor)
     }
     # Slices, not whole tensors: they are put together outside, where it costs least.
     results = [

@@ -69,10 +69,11 @@ class GivenValues(Lowering):
           "tf.GradientTape cannot go through that; use mtf.gradients inside the mtf.function"
         )
       impl = self.mesh_impl(variable)
-      value = impl.slicewise(
+      shards = impl.slicewise(
         lambda t, v=variable: tf.cast(t, v.activation_dtype),
         self._given[variable.full_name].laid_out(impl),
       )
+      value = impl.from_shards(shards, variable.shape, variable.stored_impl(impl))
       self.set_tensor_lowering(op.outputs[0], value)
 
 
@@ -196,7 +197,8 @@ class Backward:
         if g is not None and i < len(inputs):
           of_arguments.append(impl.result_slices(lowering.tensors[g], g.shape))
         elif g is not None:
-          of_variables.append(lowering.tensors[g].to_laid_out_tensor().tensor_list)
+          stored = xs[i].operation.stored_impl(impl)
+          of_variables.append(impl.to_shards(lowering.tensors[g], g.shape, stored).tensor_list)
       return of_arguments, of_variables
 
     leave = scope.snapshot()

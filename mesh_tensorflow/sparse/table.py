@@ -13,6 +13,7 @@ from mesh_tensorflow.arguments.kinds import DTypeLike
 from mesh_tensorflow.errors import DTypeError, ShapeError, VariableError
 from mesh_tensorflow.meshes.for_operations import LoweringInProgress
 from mesh_tensorflow.meshes.laid_out import LazyLaidOutTensor
+from mesh_tensorflow.meshes.mesh_impl import MeshImpl
 from mesh_tensorflow.numerics import initializers
 from mesh_tensorflow.operations.variables import Variable, VariableDType
 from mesh_tensorflow.program import scope
@@ -42,11 +43,15 @@ class Table(Variable):
     """Number of rows."""
     return math.prod(d.size for d in self.rows)
 
+  def stored_impl(self, impl: MeshImpl) -> MeshImpl:
+    """The mesh itself: a layout rule of its rows says where they are."""
+    return impl
+
   def lower(self, lowering: LoweringInProgress) -> None:
     laid_out = self._lay_out(lowering)
     # A read copies the slice, since TensorFlow updates rows in place: only if somebody looks.
     lowering.tensors[self.value] = LazyLaidOutTensor(
-      lambda: laid_out.laid_out_tensor, list(laid_out.stored.slice_shape)
+      lambda: laid_out.laid_out_tensor.to_laid_out_tensor(), list(laid_out.stored.slice_shape)
     )
 
 

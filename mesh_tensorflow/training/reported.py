@@ -137,6 +137,7 @@ class _BeforeUpdates(Operation):
   """
 
   is_cloneable = False
+  reads_shards = True
 
   def __init__(
     self,
@@ -164,8 +165,10 @@ class _BeforeUpdates(Operation):
 
   def lower(self, lowering: LoweringInProgress) -> None:
     impl = lowering.mesh_impl(self)
-    wanted, *gradients = [lowering.tensors[x] for x in self.inputs]
-    parts = [_part(impl, g.shape) for g in self.inputs[1:]]
+    wanted, *sums = [lowering.tensors[x] for x in self.inputs]
+    variables = [lowering.variables[v] for v in self.of]
+    gradients = [v.to_shards(g) for v, g in zip(variables, sums)]
+    parts = [_part(v.stored_impl, g.shape) for v, g in zip(variables, self.inputs[1:])]
     squares = impl.slicewise(
       lambda asked, *slices: tf.cond(
         asked, lambda: _sum_of_squares(slices, parts), lambda: tf.constant(0.0)
@@ -221,7 +224,7 @@ class _Reported(Operation):
     assert before is not None
     squares, kept = lowering.operations[before]
     wanted = lowering.tensors[before.wanted]
-    parts = [_part(impl, v.shape) for v in before.of]
+    parts = [_part(lowering.variables[v].stored_impl, v.shape) for v in before.of]
     local = impl.slicewise(
       _squares_after(parts), wanted, squares, *kept, *_slices(lowering, impl, before.of)
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 
 import gin
 import tensorflow as tf
@@ -40,6 +41,8 @@ def make_mesh_impl(
   devices: list[str] | None = None,
   implementation: str = "auto",
   seed: int = 0,
+  shard_state: str | Sequence[str] = "",
+  reshard_after_forward: bool = True,
 ) -> mtf.MeshImpl:
   """Builds the mesh that a model runs on.
 
@@ -51,13 +54,16 @@ def make_mesh_impl(
     implementation: "placement" (one program for all devices), "simd" (one program per device),
       or "auto": simd on several workers, placement for up to 8 CPU devices, simd otherwise.
     seed: initial weights are a function of it.
+    shard_state: mesh dimensions over which variables are stored in shards; see
+      `MeshImpl.with_sharded_state`.
+    reshard_after_forward: likewise.
 
   If TF_CONFIG names several workers, this one joins them (`workers.join`): TensorFlow must not have
   run anything before. The devices are those of all workers, the same number of each.
 
   Raises:
     ConfigError: an unknown implementation; or one that cannot run on several workers.
-    LayoutError: a layout rule names a mesh dimension that does not exist.
+    LayoutError: a layout rule, or `shard_state`, names a mesh dimension that does not exist.
     MeshShapeError: there are too few devices.
   """
   mesh_shape = mtf.convert_to_shape(mesh_shape)
@@ -88,9 +94,9 @@ def make_mesh_impl(
     alone = cluster.size == 1
     implementation = "placement" if alone and on_cpu and mesh_shape.size <= 8 else "simd"
   store = mtf.VariableStore(seed=seed)
-  if implementation == "placement":
-    return mtf.PlacementMeshImpl(mesh_shape, layout_rules, devices, variable_store=store)
-  return mtf.SimdMeshImpl(mesh_shape, layout_rules, devices=devices, variable_store=store)
+  kind = mtf.PlacementMeshImpl if implementation == "placement" else mtf.SimdMeshImpl
+  impl: mtf.MeshImpl = kind(mesh_shape, layout_rules, devices, variable_store=store)
+  return impl.with_sharded_state(shard_state, reshard_after_forward)
 
 
 def join_workers(mesh_shape: mtf.Shape, implementation: str = "auto") -> workers.Cluster:
@@ -175,11 +181,13 @@ def describe_layout(impl: mtf.MeshImpl, graph: mtf.Graph) -> str:
   """Describes the mesh and the number of variables that each layout rule splits; a few lines."""
   shape = " x ".join(f"{d.name}:{d.size}" for d in impl.shape) or "one device"
   lines = [f"mesh {shape}, {type(impl).__name__}"]
-  total = slices = 0
+  total = slices = sharded = 0
   split: dict[tuple[str, str], int] = {}
   for v in graph.all_variables:
     total += v.size
-    slices += impl.slice_size(v.shape)
+    stored = v.stored_impl(impl)
+    slices += stored.slice_size(v.shape)
+    sharded += stored is not impl
     for d, axis in zip(v.shape, impl.tensor_layout(v.shape)):
       if axis is not None:
         key = (d.name, impl.shape[axis].name)
@@ -190,6 +198,11 @@ def describe_layout(impl: mtf.MeshImpl, graph: mtf.Graph) -> str:
       n = split.get((tensor_name, mesh_name), 0)
       what = f"{n} variables" if n else "activations"
       lines.append(f"  {tensor_name:<12} split over {mesh_name:<8} ({what})")
+  if impl.state_dims:
+    names = ", ".join(impl.state_dims)
+    lines.append(
+      f"  {sharded} of {len(graph.all_variables)} variables stored in shards over {names}"
+    )
   lines.append(
     f"  {sum(v.size for v in graph.trainable_variables):,} parameters; with optimizer state "
     f"{total:,} numbers, {slices:,} on each device"

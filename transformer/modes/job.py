@@ -162,6 +162,8 @@ class Job(RunSettings):
       mesh_devices=self.mesh_devices,
       score_in_predict_mode=self.mode.scores,
       mesh_implementation=self.mesh_implementation,
+      shard_state=self.shard_state,
+      reshard_after_forward=self.reshard_after_forward,
       settings=dataclasses.replace(part(TrainerSettings, self), seed=seeds.weights),
     )
     estimator = get_estimator(**(given | others))

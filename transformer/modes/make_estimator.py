@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import gin
@@ -68,6 +68,8 @@ def tpu_estimator_model_fn(
   *,
   iterations_per_loop: int | None = None,
   mesh_implementation: str = "auto",
+  shard_state: str | Sequence[str] = "",
+  reshard_after_forward: bool = True,
   settings: TrainerSettings | None = None,
   held_out: MakeDatasets | None = None,
   held_out_texts: MakeEvalDatasets | None = None,
@@ -108,6 +110,8 @@ def tpu_estimator_model_fn(
     iterations_per_loop: training steps in one call of the compiled program; None: as `settings`
       has it.
     mesh_implementation: see `mesh_setup.make_mesh_impl`.
+    shard_state: likewise.
+    reshard_after_forward: likewise.
     settings: those of the trainer which are no argument here.
     held_out: makes the data sets of evaluations during training; see `Trainer`.
     held_out_texts: returns those of them that may be decoded; see `Trainer`.
@@ -137,10 +141,16 @@ def tpu_estimator_model_fn(
       use_tpu,
       hierarchical_tiling_spec=hierarchical_tiling_spec,
       variable_store=mtf.VariableStore(seed=settings.seed),
-    )
+    ).with_sharded_state(shard_state, reshard_after_forward)
   else:
     mesh_impl = mesh_setup.make_mesh_impl(
-      mesh_shape, layout_rules, mesh_devices, mesh_implementation, settings.seed
+      mesh_shape,
+      layout_rules,
+      mesh_devices,
+      mesh_implementation,
+      settings.seed,
+      shard_state,
+      reshard_after_forward,
     )
   steps = ModelSteps(
     transformer_model,
@@ -220,8 +230,8 @@ def get_estimator(
     init_checkpoint: a checkpoint to start from if `model_dir` has none.
     mesh_devices: names of devices; see `mesh_setup.make_mesh_impl`.
     score_in_predict_mode: True if `predict` scores given targets instead of generating outputs.
-    **options: `mesh_implementation`, `settings`, `held_out`, `held_out_texts`; see
-      `tpu_estimator_model_fn`.
+    **options: `mesh_implementation`, `shard_state`, `reshard_after_forward`, `settings`,
+      `held_out`, `held_out_texts`; see `tpu_estimator_model_fn`.
   """
   del tpu_job_name, cluster
   mesh_shape = mtf.convert_to_shape(mesh_shape)

@@ -11,6 +11,7 @@ import mesh_tensorflow as mtf
 from mesh_settings.run import RunSettings
 from mesh_tensorflow.arguments.declared import COUNT, affects, takes
 from mesh_tensorflow.errors import ConfigError
+from mesh_tensorflow.meshes.layout import names_of_dimensions
 from mesh_tensorflow.running.function import Function
 from mesh_tensorflow.transformer.data.text_io import inputs_vocabulary, targets_vocabulary
 from mesh_tensorflow.transformer.data.vocabularies.base import Vocabularies
@@ -128,6 +129,11 @@ class StepMaker:
     model_type, lengths = self._settings.model_type, dict(self._lengths)
     steps = make_steps(
       model_type, mesh_shape, layout_rules, self.batch_size, lengths, **self._sizes
+    )
+    # A search goes over meshes that need not have these dimensions.
+    names = names_of_dimensions(self._settings.shard_state)
+    steps.mesh_impl = steps.mesh_impl.with_sharded_state(
+      [n for n in names if n in mesh_shape.dimension_names], self._settings.reshard_after_forward
     )
     # What skips updates costs nothing that a plan would count.
     steps.settings = dataclasses.replace(variant.applied(self._settings), nonfinite="stop")
