@@ -26,6 +26,7 @@ def make_function(
   mesh: str = "",
   implementation: str = "placement",
   layout: str | None = None,
+  sharding: str = "",
 ) -> mtf.Function:
   """The training step on a mesh of virtual CPU devices, as an `mtf.function`.
 
@@ -35,11 +36,13 @@ def make_function(
     mesh: mesh shape, such as "batch:2,model:2"; "" is one device.
     implementation: "placement" or "simd".
     layout: layout rules; by default `LAYOUT` on a mesh.
+    sharding: "state" or "all": what is stored in shards over the mesh dimension "batch"; "all":
+      weights are gathered for each use.
 
   Returns:
     A function of (int32 tokens [batch, length], learning rate, step) that returns the loss.
   """
-  steps = make_steps(size, seed, mesh, implementation, layout)
+  steps = make_steps(size, seed, mesh, implementation, layout, sharding)
   return steps.train_step(["targets"], mtf.optimize.AdamWeightDecayOptimizer)
 
 
@@ -49,6 +52,7 @@ def make_steps(
   mesh: str = "",
   implementation: str = "placement",
   layout: str | None = None,
+  sharding: str = "",
 ) -> utils.ModelSteps:
   """The programs of the model; arguments as of `make_function`."""
   devices = mesh_setup.find_devices(max(1, mtf.convert_to_shape(mesh).size))
@@ -86,12 +90,20 @@ def make_steps(
     layout=layout,
     mesh_shape=mesh,
   )
-  impl = mesh_setup.make_mesh_impl(mesh, layout, devices, implementation=implementation, seed=seed)
+  impl = mesh_setup.make_mesh_impl(
+    mesh,
+    layout,
+    devices,
+    implementation=implementation,
+    seed=seed,
+    shard_state="batch" if sharding else "",
+    reshard_after_forward=sharding == "all",
+  )
   return utils.ModelSteps(model, impl, "lm", size.batch, {"targets": size.length})
 
 
 def make_step(
-  size: Size, seed: int = 0, mesh: str = "", implementation: str = "placement"
+  size: Size, seed: int = 0, mesh: str = "", implementation: str = "placement", sharding: str = ""
 ) -> Callable[[np.ndarray], tf.Tensor]:
   """One training step, from the values that every side starts from.
 
@@ -100,11 +112,12 @@ def make_step(
     seed: of the initial weights.
     mesh: see `make_function`.
     implementation: see `make_function`.
+    sharding: see `make_function`.
 
   Returns:
     A function of int32 tokens [batch, length] that returns the loss.
   """
-  train_step = make_function(size, seed, mesh, implementation)
+  train_step = make_function(size, seed, mesh, implementation, sharding=sharding)
   impl = train_step.mesh_impl
   learning_rate = tf.constant(_LEARNING_RATE)
   step_number = tf.constant(0, tf.int64)

@@ -35,9 +35,10 @@ class Side:
   mesh: str = ""
   implementation: str = "placement"
   attention: str = "sdpa"
+  sharding: str = ""
 
   def arguments(self) -> list[str]:
-    options = ("mesh", "implementation", "attention")
+    options = ("mesh", "implementation", "attention", "sharding")
     given = [argument for name in options for argument in (f"--{name}", getattr(self, name))]
     return [self.side, self.size, *given]
 
@@ -95,6 +96,13 @@ def rows(with_torch: bool, with_transformers: bool) -> list[Row]:
   ):
     ours = Side("ours", "bench", mesh, implementation)
     result.append(Row(f"(c) bench: {label} {implementation} / one device", ours, one, target))
+  for mesh, label in ((MESH_2X2, "2x2"), (MESH_2X4, "2x4"), ("batch:4", "batch:4")):
+    for implementation in ("placement", "simd"):
+      whole = Side("ours", "bench", mesh, implementation)
+      for sharding, target in (("state", 1.05), ("all", 1.25)):
+        ours = dataclasses.replace(whole, sharding=sharding)
+        what = f"bench: {label} {implementation}, {sharding} in shards / without"
+        result.append(Row(f"(i) {what}", ours, whole, target))
   if with_transformers:
     one = Side("ours_t5", "t5")
     for attention in ("sdpa", "eager"):

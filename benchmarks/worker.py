@@ -33,6 +33,7 @@ def main() -> None:
   )
   parser.add_argument("--mesh", default="")
   parser.add_argument("--implementation", default="placement")
+  parser.add_argument("--sharding", default="", choices=("", "state", "all"))
   parser.add_argument("--attention", default="sdpa", help="of hf_t5: sdpa or eager")
   args = parser.parse_args()
   # Answers go where nothing else is written.
@@ -74,7 +75,7 @@ def _training(args: argparse.Namespace) -> tuple[Callable[[], Any], float, list[
     from benchmarks import ours
 
     started = time.perf_counter()
-    step = ours.make_step(size, 0, args.mesh, args.implementation)
+    step = ours.make_step(size, 0, args.mesh, args.implementation, args.sharding)
   tokens = sizes.random_tokens(size)
   return _warmed_up(lambda: step(tokens), started)
 

@@ -164,7 +164,8 @@ class Lowering:
     self._base_keys: dict[MeshImpl, Any] = {}
     self._loop_key: Any = None
     # Sums of which shards are asked for: each is scattered as soon as it can be.
-    self._scattered = read_in_shards(graph.operations)
+    sharded = any(impl.state_dims for impl in mesh_to_impl.values())
+    self._scattered = read_in_shards(graph.operations) if sharded else set[Tensor]()
     self.recent: collections.deque[Tensor] = collections.deque(maxlen=GATHERED_AHEAD)
     if autostack:
       self.autostack()
