@@ -512,16 +512,18 @@ class MeshLayout:
     Args:
       shape: its `Shape`.
     """
-    layout = self.tensor_layout(shape)
+    layout, names = self.tensor_layout(shape), shape.dimension_names
     found: dict[str, str] = {}
     for name in self._state_dims:
       axis = self._shape.dimension_names.index(name)
       n = self._shape[axis].size
       if n == 1 or axis in layout:
         continue
-      # The first: what is gathered along it lies in memory one after the other.
+      # The first: what is gathered along it lies in memory one after the other. Of a name that
+      # stands twice both would be split.
       for d, split in zip(shape, layout):
-        if split is None and d.name not in found and d.size and d.size % n == 0:
+        is_free = split is None and d.name not in found and names.count(d.name) == 1
+        if is_free and d.size and d.size % n == 0:
           found[d.name] = name
           break
     return found

@@ -138,6 +138,17 @@ def test_which_dimension_is_cut(cpu_devices):
   assert slices["out_slot_m"] == (8, 4)
 
 
+def test_a_name_that_a_variable_has_twice(cpu_devices):
+  """A rule would split both: the variable is cut along another dimension, or stays whole."""
+  impl = make_impl("simd", cpu_devices, "x:2", "batch:x", "x")
+
+  twice = mtf.Shape([("d", 4), ("d", 8)])
+  assert impl.shards_of(twice) == {} and impl.stored_layout(twice) is impl
+  third = mtf.Shape([("d", 4), ("d", 8), ("e", 2)])
+  assert impl.shards_of(third) == {"e": "x"}
+  assert impl.stored_layout(third).slice_shape(third) == [4, 8, 1]
+
+
 def test_a_shard_is_what_a_device_keeps(cpu_devices):
   whole = make_impl("placement", cpu_devices, "x:4", "batch:x")
   sharded = make_impl("placement", cpu_devices, "x:4", "batch:x", "x")
