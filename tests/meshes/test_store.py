@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import types
+
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -160,7 +162,9 @@ def test_created_inside_a_trace(cpu_devices):
 def test_laid_out_variable(cpu_devices, run):
   impl = make_impl(cpu_devices)
   stored = get(impl, initializer=tf.ones_initializer())
-  variable = LaidOutVariable(impl, stored, "the operation")
+  # What it asks of the operation is the layout of the slices.
+  operation = types.SimpleNamespace(stored_impl=lambda impl: impl)
+  variable = LaidOutVariable(impl, stored, operation)
   seen = []
 
   @run
@@ -178,7 +182,7 @@ def test_laid_out_variable(cpu_devices, run):
 
   assert (program().numpy() == 1).all()
   assert (stored.numpy() == 2).all()
-  assert seen == ["the operation"] * 4
+  assert seen == [operation] * 4
 
 
 def test_two_programs_share_a_store(cpu_devices):
