@@ -397,11 +397,7 @@ class MeshLayout:
   @checked
   def __init__(self, shape: ShapeLike, layout_rules: LayoutLike):
     self._shape = convert_to_shape(shape)
-    self._layout_rules = convert_to_layout_rules(layout_rules)
-    # Each operation asks for the layouts of its tensors, several times, in every lowering.
-    self._layout_cache: dict[Shape, TensorLayout] = {}
-    self._verified: set[Shape] = set()
-    self._finer: dict[tuple[tuple[str, str], ...], Any] = {}
+    self._set_rules(convert_to_layout_rules(layout_rules))
     unused = self._layout_rules.check_mesh(self._shape)
     for dim, axis in unused:
       close = difflib.get_close_matches(axis, self._shape.dimension_names, 1, 0.75)
@@ -416,6 +412,13 @@ class MeshLayout:
         self._shape,
         ", ".join(f"{t}:{m}" for t, m in unused),
       )
+
+  def _set_rules(self, layout_rules: LayoutRules) -> None:
+    self._layout_rules = layout_rules
+    # Each operation asks for the layouts of its tensors, several times, in every lowering.
+    self._layout_cache: dict[Shape, TensorLayout] = {}
+    self._verified: set[Shape] = set()
+    self._finer: dict[tuple[tuple[str, str], ...], Any] = {}
 
   def with_layout(self: _Self, layout_rules: LayoutLike) -> _Self:
     """The same mesh with other layout rules: of the same devices, and with the same variables.
@@ -459,7 +462,7 @@ class MeshLayout:
           f"it has {', '.join(known) or 'none'}"
         )
     other = copy.copy(self)
-    MeshLayout.__init__(other, self._shape, self._layout_rules)
+    other._set_rules(self._layout_rules)
     other._state_dims = tuple(dict.fromkeys(names))
     other._reshards = reshard_after_forward
     return other
@@ -492,7 +495,9 @@ class MeshLayout:
     if not pairs:
       return self
     if pairs not in self._finer:
-      self._finer[pairs] = self.with_layout([*self._layout_rules.pairs, *pairs])
+      # Not `with_layout`, which tells of rules without effect each time.
+      finer_layout = self._finer[pairs] = copy.copy(self)
+      finer_layout._set_rules(LayoutRules([*self._layout_rules.pairs, *pairs]))
     layout: _Self = self._finer[pairs]
     return layout
 
@@ -507,7 +512,7 @@ class MeshLayout:
     return tuple(self._shape.dimension_names.index(m) for m in self.shards_of(shape).values())
 
   def shards_of(self, shape: Shape) -> dict[str, str]:
-    """Which dimensions of a variable are cut into shards, over which mesh dimensions.
+    """The dimensions along which a variable is cut into shards, with their mesh dimensions.
 
     Args:
       shape: its `Shape`.

@@ -194,7 +194,7 @@ class MeshImpl(MeshContract):
     return isinstance(x, LazyGather) and x.split == self._split(shape, stored)
 
   def _split(self, shape: Shape, stored: MeshLayout) -> laid_out.Split:
-    """What a finer layout splits besides, in order of the tensor's axes."""
+    """The mesh and tensor axes of the cuts that a finer layout adds, in order of tensor axes."""
     if stored is self:
       return ()
     return tuple(

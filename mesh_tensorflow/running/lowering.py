@@ -299,7 +299,7 @@ class Lowering:
     return True
 
   def _keep_track(self, op: Operation) -> None:
-    """Where variables are stored in shards: scatters a sum, and remembers what is computed."""
+    """Scatters sums of which shards are asked for, and remembers the operation for gathers."""
     if not op.inputs or not op.outputs or not self.mesh_impl(op).state_dims:
       return
     impl = self.mesh_impl(op)
