@@ -24,6 +24,7 @@ from mesh_settings.trainer import TrainerSettings
 # Model types of an encoder and a decoder.
 PAIRED = ("bitransformer", "bi_student_teacher")
 MODEL_TYPES = (*PAIRED, "lm", "delimited_lm", "aligned")
+PRECISIONS = ("float32", "bfloat16", "float16", "auto")
 MESH_IMPLEMENTATIONS = ("auto", "placement", "simd")
 BATCH_METHODS = (
   "sequences_per_batch", "tokens_per_batch", "sequences_per_replica", "tokens_per_replica"
@@ -271,6 +272,18 @@ class RunSettings(TrainerSettings):
     "with `shard_state`, whether weights are gathered anew before each use; else once in a step, "
     "which takes fewer exchanges and more memory.",
     True,
+  )
+  precision: str | None = setting(
+    'the dtype of computations: "float32"; "bfloat16"; "float16", in training with a loss scale; '
+    'or "auto": bfloat16 if the device multiplies matrices faster in it, else float32. Weights, '
+    "optimizer state, softmax, norms, losses and checkpoints are float32. None: as "
+    "`get_variable_dtype` says.",
+    None,
+    Rule("one of float32, bfloat16, float16, auto, or None", lambda x: x in (None, *PRECISIONS)),
+    flag="--precision",
+    flag_values=one_of(PRECISIONS),
+    short="Compute in float32, bfloat16, float16, or what is faster here (auto).",
+    commands="train eval infer score export plan",
   )
   num_devices: int | None = setting(
     'how many devices the mesh has, where `mesh_shape` is "auto"; by default as many as '

@@ -21,6 +21,7 @@ from mesh_settings.rules import (
   one_of,
 )
 
+STATE_DTYPES = ("float32", "bfloat16", "int8")
 NONFINITE = ("stop", "skip")
 # What is better of two values of a metric.
 METRIC_MODES = ("auto", "min", "max")
@@ -128,6 +129,22 @@ class TrainerSettings:
     "stop",
     one_of(NONFINITE),
   )
+  loss_scale: Any = setting(
+    'in training, what the loss is multiplied by, and its gradients divided by: "auto": in float16 '
+    "a scale that adapts (it is halved by a step whose gradients are not finite, which updates "
+    "nothing, and doubled after 2,000 others), else none; a number; or None.",
+    "auto",
+    Rule(
+      "'auto', a number above 0, or None",
+      lambda x: x is None or x == "auto" or (is_number(x) and x > 0),
+    ),
+  )
+  gradient_dtype: str | None = setting(
+    "in training, the dtype in which gradients of weights are summed over processors: "
+    '"float32", or "bfloat16" for half the traffic; None: that of the activations.',
+    None,
+    Rule("'float32', 'bfloat16' or None", lambda x: x in (None, "float32", "bfloat16")),
+  )
   max_grad_norm: float | None = setting(
     "in training, gradients of all variables together are scaled to this norm where theirs is "
     "larger; None: they are not.",
@@ -139,6 +156,12 @@ class TrainerSettings:
     "say: over about 1000 steps); None: there is none.",
     None,
     BELOW_ONE,
+  )
+  state_dtype: str = setting(
+    'in training, the dtype of the running averages of optimizers: "float32"; "bfloat16"; "int8": '
+    "8 bits for each element, with scales; see `Optimizer.with_state_dtype`.",
+    "float32",
+    one_of(STATE_DTYPES),
   )
   use_ema: bool = setting(
     "the modes that evaluate, decode or export take that average from a checkpoint, in place of "

@@ -13,12 +13,13 @@ import tensorflow as tf
 
 from mesh_tensorflow import workers
 from mesh_tensorflow.checkpoint import files, reader, verification
+from mesh_tensorflow.checkpoint.converting import Conversion, conversions
 from mesh_tensorflow.checkpoint.files import INDEX, MANIFEST
 from mesh_tensorflow.checkpoint.meeting import of_chief, raise_together
 from mesh_tensorflow.checkpoint.verification import Damage, all_damaged, damaged_error
 from mesh_tensorflow.errors import CheckpointError, DamagedCheckpointError
 from mesh_tensorflow.meshes.store import StoredVariable
-from mesh_tensorflow.running.lowering import RUN_COUNTER
+from mesh_tensorflow.running.lowering import OF_A_RUN
 from mesh_tensorflow.workers.texts import gather_texts
 
 _LOG = logging.getLogger("mesh_tensorflow")
@@ -304,15 +305,16 @@ def restore(
     result, error = None, None
     try:
       found = reader.contents(checkpoint)
-      comparison = _compare(found, wanted)
-      strict = _compare_strictly(found, comparison, wanted, model)
+      converted = conversions(found, wanted)
+      comparison = _compare({**found, **{n: c.spec for n, c in converted.items()}}, wanted)
+      strict = _compare_strictly(found, converted, comparison, wanted, model)
       allowed = (ignore_missing, ignore_unexpected, ignore_mismatched)
       wrong = [[] if ignored else names for names, ignored in zip(strict, allowed)]
       if any(wrong):
         missing, unexpected, mismatched = wrong
         changes = [_changes(found, *wanted[n]) for n in comparison.mismatched if mismatched]
         raise not_of_this_model(checkpoint, missing, unexpected, mismatched, changes)
-      result = _read(checkpoint, found, comparison, wanted)
+      result = _read(checkpoint, found, converted, comparison, wanted)
     except CheckpointError as e:
       error = e
     # Also without an error: another worker may have one.
@@ -338,8 +340,8 @@ def _compare(
   result = _Comparison({}, [], {})
   for name, (there, stored) in wanted.items():
     if there not in found:
-      # Programs that were given a seed, and other libraries, have no run counter.
-      if not name.startswith(RUN_COUNTER):
+      # Programs that were given a seed, and other libraries, have no run counter, say.
+      if not name.startswith(OF_A_RUN):
         result.missing.append(name)
     elif found[there].shape != stored.shape.to_integer_list:
       dims = ", ".join(f"{d.name}:{d.size}" for d in stored.shape)
@@ -353,6 +355,7 @@ def _compare(
 
 def _compare_strictly(
   found: Mapping[str, tf.TensorSpec],
+  converted: Mapping[str, Conversion],
   comparison: _Comparison,
   wanted: Mapping[str, tuple[str, StoredVariable]],
   model: Set[str],
@@ -364,7 +367,7 @@ def _compare_strictly(
     return name if name == there else f"{name} (as {there})"
 
   missing = [f"{label(n)} {wanted[n][1].shape.to_integer_list}" for n in comparison.missing]
-  known = {there for there, _ in wanted.values()} | model
+  known = {there for there, _ in wanted.values()} | model | _sources(converted)
   unexpected = [f"{n} {found[n].shape}" for n in _own_names(found) if n not in known]
   mismatched = [f"{label(n)}: {what}" for n, what in comparison.mismatched.items()]
   return missing, unexpected, mismatched
@@ -382,12 +385,17 @@ def _changes(
 
 def _own_names(found: Mapping[str, tf.TensorSpec]) -> list[str]:
   """The variables of a checkpoint, without what each run has."""
-  return sorted(n for n in found if n != GLOBAL_STEP and not n.startswith((EXTRA, RUN_COUNTER)))
+  return sorted(n for n in found if n != GLOBAL_STEP and not n.startswith((EXTRA, *OF_A_RUN)))
+
+
+def _sources(converted: Mapping[str, Conversion]) -> set[str]:
+  return {s for conversion in converted.values() for s in conversion.sources}
 
 
 def _read(
   path: str,
   found: Mapping[str, tf.TensorSpec],
+  converted: Mapping[str, Conversion],
   comparison: _Comparison,
   wanted: Mapping[str, tuple[str, StoredVariable]],
 ) -> Restored:
@@ -397,6 +405,8 @@ def _read(
   in_parts = tf.io.gfile.exists(path + MANIFEST)
   for name, there in comparison.matched.items():
     stored = wanted[name][1]
+    if there in converted:
+      continue
     # The replicas of a slice share one read.
     by_begin: dict[tuple[int, ...], list[tf.Variable]] = {}
     for begin, v in zip(stored.begins, stored.slices):
@@ -405,7 +415,10 @@ def _read(
       requests += reader.requests_for(there, found[there].dtype, stored, begin, variables, in_parts)
   reader.read_slices(path, requests)
   whole = reader.Values(path)
-  used = set(comparison.matched.values())
+  for name, there in comparison.matched.items():
+    if there in converted:
+      wanted[name][1].assign(converted[there].value(whole))
+  used = set(comparison.matched.values()) | _sources(converted)
   return Restored(
     path,
     int(whole[GLOBAL_STEP]) if GLOBAL_STEP in found else None,

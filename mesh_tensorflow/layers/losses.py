@@ -10,7 +10,7 @@ from mesh_tensorflow.arguments.kinds import DTypeLike
 from mesh_tensorflow.errors import DTypeError, ShapeError
 from mesh_tensorflow.operations.cross_entropy import SoftmaxCrossEntropyOperation
 from mesh_tensorflow.operations.einsum import einsum
-from mesh_tensorflow.operations.elementwise import square
+from mesh_tensorflow.operations.elementwise import cast, square
 from mesh_tensorflow.operations.slicewise import cwise
 from mesh_tensorflow.operations.softmax import reduce_logsumexp
 from mesh_tensorflow.program.argument_kinds import FloatTensor, NumberTensor
@@ -37,6 +37,7 @@ def softmax_cross_entropy_with_logits(
   on_value: float = 1.0,
   off_value: float = 0.0,
   num_classes: int | None = None,
+  loss_dtype: DTypeLike = None,
 ) -> Tensor:
   """-sum(targets * log_softmax(logits)) + z_loss * logsumexp(logits) ** 2.
 
@@ -52,6 +53,8 @@ def softmax_cross_entropy_with_logits(
     off_value: for integer targets: weight of every other class.
     num_classes: for integer targets: how many ids are classes, if those after them only pad
       `vocab_dim`, to be split over a mesh; they have no off_value. None: all.
+    loss_dtype: dtype of the result; None: that of the logits. It is computed in float32 at least,
+      of integer targets.
 
   Returns:
     A `Tensor` of the dimensions of `logits` but `vocab_dim`, in nats.
@@ -73,6 +76,7 @@ def softmax_cross_entropy_with_logits(
       on_value=on_value,
       off_value=off_value,
       num_classes=num_classes,
+      loss_dtype=None if loss_dtype is None else tf.as_dtype(loss_dtype),
     ).outputs[0]
   if vocab_dim not in logits.shape:
     raise no_such_dimension(f"{what}: vocab_dim", vocab_dim, logits)
@@ -90,7 +94,7 @@ def softmax_cross_entropy_with_logits(
   loss = -einsum([targets, logits - log_z], output_shape=log_z.shape)
   if z_loss:
     loss += square(log_z) * z_loss
-  return loss
+  return loss if loss_dtype is None else cast(loss, loss_dtype)
 
 
 def sigmoid_cross_entropy_with_logits(logits: FloatTensor, targets: FloatTensor) -> Tensor:

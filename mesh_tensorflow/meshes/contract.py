@@ -23,6 +23,7 @@ from mesh_tensorflow.meshes.laid_out import LaidOut
 from mesh_tensorflow.meshes.layout import LayoutLike, MeshLayout
 from mesh_tensorflow.meshes.remade_stores import Life
 from mesh_tensorflow.meshes.store import StoredVariable, VariableStore
+from mesh_tensorflow.numerics import compact, random_bits
 from mesh_tensorflow.program.dimensions import Shape, ShapeLike
 from mesh_tensorflow.program.graph import Tensor
 
@@ -250,6 +251,13 @@ class MeshContract(MeshLayout):
     return x
 
 
+def _assign_cast(variable: Any, slice_variable: tf.Variable, value: tf.Tensor) -> Any:
+  del variable
+  if value.dtype != slice_variable.dtype:
+    value = tf.cast(value, slice_variable.dtype)
+  return slice_variable.assign(value, read_value=False)
+
+
 class LaidOutVariable:
   """A stored variable as one lowering sees it.
 
@@ -257,6 +265,7 @@ class LaidOutVariable:
     mesh_impl: the `MeshImpl`.
     stored: the `StoredVariable`.
     variable: the mtf `Variable` operation; None of one that no graph has (the run counter).
+    scales: of a variable in 8 bits those of its scales, see `compact.encode`.
 
   Attributes:
     stored: the `StoredVariable`.
@@ -264,7 +273,14 @@ class LaidOutVariable:
       they are shards (`MeshLayout.stored_layout`).
   """
 
-  def __init__(self, mesh_impl: Any, stored: StoredVariable, variable: Any):
+  def __init__(
+    self,
+    mesh_impl: Any,
+    stored: StoredVariable,
+    variable: Any,
+    scales: Sequence[LaidOutVariable] = (),
+  ):
+    self._scales = list(scales)
     self._mesh_impl = mesh_impl
     self._variable = variable
     self.stored = stored
@@ -290,12 +306,72 @@ class LaidOutVariable:
       dtype: their dtype.
       after: see `MeshImpl.from_shards`.
     """
+    # Cast before they are gathered.
+    found: laid_out.LaidOut = self._mesh_impl.from_shards(
+      self.read_shards(dtype), self.stored.shape, self.stored_impl, after
+    )
+    return found
+
+  def read_shards(self, dtype: tf.DType) -> laid_out.LaidOutTensor:
+    """The current values in the layout of the slices, cast."""
     impl = self._mesh_impl
     values = impl.slicewise(lambda v: v.read_value(), impl.LaidOutTensor(self.slices))
-    if dtype != self.stored.slice_dtype:
-      # Before they are gathered.
+    if self._scales:
+      values = impl.slicewise(
+        lambda x, *scales: tf.cast(compact.decode(x, scales), dtype),
+        values,
+        *[s.read_shards(tf.float32) for s in self._scales],
+      )
+    elif dtype != self.stored.slice_dtype:
       values = impl.slicewise(lambda x: tf.cast(x, dtype), values)
-    found: laid_out.LaidOut = impl.from_shards(values, self.stored.shape, self.stored_impl, after)
+    found: laid_out.LaidOutTensor = values
+    return found
+
+  def write_shards(self, values: LaidOut, key: Any = None) -> list[Any]:
+    """Sets the slices; what is kept in a compact form is rounded stochastically.
+
+    Args:
+      values: floating, in the layout of the slices.
+      key: of the random numbers; a Python int, or uint32 scalars laid out. None for a variable
+        that is not `compact`.
+
+    Returns:
+      What the assignments returned.
+    """
+    if getattr(self._variable, "compact", None) is None:
+      return self.assign_shards(_assign_cast, values)
+    impl, shape = self.stored_impl, self.stored.shape
+    full, part = shape.to_integer_list, impl.slice_shape(shape)
+    random = [key, *impl.laid_out_slice_begin(shape)]
+
+    def words(key: int | tf.Tensor, *begin: int | tf.Tensor) -> tf.Tensor:
+      return random_bits.half_words(key, full, begin, part)
+
+    if not self._scales:
+      rounded = impl.slicewise(
+        lambda x, *random: compact.round_to_bfloat16(x, words(*random)), values, *random
+      )
+      return self.assign_shards(_assign_cast, rounded)
+    scales = self._new_scales(values)
+    dtype = self.stored.slice_dtype
+    codes = impl.slicewise(
+      lambda x, *rest: compact.encode(x, rest[: len(scales)], words(*rest[len(scales) :]), dtype),
+      values,
+      *scales,
+      *random,
+    )
+    done = [op for s, x in zip(self._scales, scales) for op in s.write_shards(x)]
+    return done + self.assign_shards(_assign_cast, codes)
+
+  def _new_scales(self, values: LaidOut) -> list[laid_out.LaidOut]:
+    """The scales of values: those of the slices, compared along the mesh axes that cut these."""
+    impl = self.stored_impl
+    layout = impl.tensor_layout(self.stored.shape)
+    found = []
+    for i, x in enumerate(impl.slicewise(lambda x: tuple(compact.scales(x)), values)):
+      own = None if len(layout) == 1 else layout[i]
+      axes = [a for a in layout if a is not None and a != own and impl.shape[a].size > 1]
+      found.append(impl.allreduce(x, axes, "MAX") if axes else x)
     return found
 
   def to_shards(self, values: LaidOut) -> laid_out.LaidOutTensor:
@@ -336,14 +412,18 @@ class LaidOutVariable:
       fn: the function.
       *values: laid out as the slices are, see `to_shards`; or scalars.
     """
-    self._is_changed()
 
     def run(v: tf.Variable, *slices: tf.Tensor) -> int:
       fn(v, *slices)
       # `slicewise` wants a result of each slice.
       return 0
 
-    self._mesh_impl.slicewise(run, self._mesh_impl.LaidOutTensor(self.slices), *values)
+    self.update_to(run, *values)
+
+  def update_to(self, fn: Callable[..., object], *values: Any) -> Any:
+    """As `update`; returns what the function returned, laid out as the slices are."""
+    self._is_changed()
+    return self._mesh_impl.slicewise(fn, self._mesh_impl.LaidOutTensor(self.slices), *values)
 
   def _is_changed(self) -> None:
     life = self._mesh_impl.variable_store.life

@@ -81,6 +81,7 @@ class SoftmaxCrossEntropyOperation(Operation):
     on_value: weight of the target.
     off_value: weight of every other id below `num_classes`.
     num_classes: how many ids are classes, where the others only pad the dimension; None: all.
+    loss_dtype: dtype of the loss; None: that of the logits.
     name: of the operation.
 
   Raises:
@@ -99,6 +100,7 @@ class SoftmaxCrossEntropyOperation(Operation):
     on_value: float = 1.0,
     off_value: float = 0.0,
     num_classes: int | None = None,
+    loss_dtype: tf.DType | None = None,
     name: str | None = None,
   ):
     super().__init__([logits, targets], name=name or "softmax_cross_entropy")
@@ -126,7 +128,7 @@ class SoftmaxCrossEntropyOperation(Operation):
     self._off_value = off_value
     matrix = rest + vocab_dim
     self._outputs = [
-      Tensor(self, rest, logits.dtype, index=0),
+      Tensor(self, rest, loss_dtype or logits.dtype, index=0),
       Tensor(self, matrix, logits.dtype, index=1),
       Tensor(self, rest, _statistics_dtype(logits.dtype), index=2),
     ]
@@ -147,7 +149,8 @@ class SoftmaxCrossEntropyOperation(Operation):
     rest, matrix = self._outputs[0].shape, self._outputs[1].shape
     target_dims = self._inputs[1].shape.dims
     rest_sizes, matrix_sizes = impl.slice_shape(rest), impl.slice_shape(matrix)
-    dtype, exact = self._outputs[0].dtype, self._outputs[2].dtype
+    dtype, exact = self._outputs[1].dtype, self._outputs[2].dtype
+    loss_dtype = self._outputs[0].dtype
     rows = list_product(rest_sizes)
     on, off, z_loss = self._on_value, self._off_value, self._z_loss
 
@@ -193,7 +196,7 @@ class SoftmaxCrossEntropyOperation(Operation):
       if part_log_z is not None:
         # p sums to 1 over the part; this is the share that the part has in the whole.
         slope *= tf.exp(part_log_z - log_z)
-      return tf.cast(tf.reshape(loss, rest_sizes), dtype), tf.reshape(slope, rest_sizes)
+      return tf.cast(tf.reshape(loss, rest_sizes), loss_dtype), tf.reshape(slope, rest_sizes)
 
     if split_axis is None:
       loss, slope = impl.slicewise(total, log_z, None, dot, weight)
@@ -266,7 +269,7 @@ class SoftmaxCrossEntropyGradOperation(Operation):
       to_x += mean * (2.0 * forward._z_loss)
     to_x = multiply(multiply(to_x, soft), cast(dy, exact), output_shape=p.shape)
     to_dy = einsum([grad_ys[0], unscaled], output_shape=dy.shape)
-    return [to_dy, cast(to_x, p.dtype), None, None]
+    return [cast(to_dy, dy.dtype), cast(to_x, p.dtype), None, None]
 
   def lower(self, lowering: LoweringInProgress) -> None:
     impl = lowering.mesh_impl(self)

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import tensorflow as tf
 
 from mesh_tensorflow.arguments.checking import checked
 from mesh_tensorflow.arguments.kinds import DTypeLike
 from mesh_tensorflow.errors import DTypeError
+from mesh_tensorflow.meshes.for_operations import LoweringInProgress
 from mesh_tensorflow.operations.slicewise import cwise
 from mesh_tensorflow.program.argument_kinds import (
   BoolTensor,
@@ -21,7 +22,7 @@ from mesh_tensorflow.program.argument_kinds import (
   SignedTensor,
   TensorOrScalar,
 )
-from mesh_tensorflow.program.graph import Tensor
+from mesh_tensorflow.program.graph import Operation, Tensor
 from mesh_tensorflow.program.operators import provide
 
 __all__ = [
@@ -210,6 +211,37 @@ def sign(x: SignedTensor, name: str = "sign") -> Tensor:
 def logical_not(x: BoolTensor, name: str = "logical_not") -> Tensor:
   """Not, elementwise, of a bool tensor; arguments as `identity`."""
   return cwise(tf.logical_not, [x], name=name, grad_function=0)
+
+
+class CastBeforeSumOperation(Operation):
+  """X as another floating dtype; where x is a sum over processors, its summands.
+
+  Args:
+    x: a floating `Tensor`.
+    dtype: the dtype.
+    name: of the operation.
+  """
+
+  def __init__(self, x: Tensor, dtype: tf.DType, name: str | None = None):
+    super().__init__([x], name=name or "cast_before_sum")
+    self._outputs = [Tensor(self, x.shape, dtype)]
+
+  def gradient(self, grad_ys: list[Tensor]) -> Sequence[Tensor | None]:
+    return [cast(grad_ys[0], self._inputs[0].dtype)]
+
+  def lower(self, lowering: LoweringInProgress) -> None:
+    dtype = self._outputs[0].dtype
+    lowering.set_tensor_lowering(
+      self._outputs[0],
+      lowering.mesh_impl(self).slicewise_delay_allreduce(
+        lambda x: tf.cast(x, dtype), lowering.tensors[self._inputs[0]]
+      ),
+    )
+
+
+def cast_before_sum(x: Tensor, dtype: tf.DType) -> Tensor:
+  """`cast`, before what is still to be summed over processors is exchanged: in that dtype then."""
+  return x if x.dtype == dtype else CastBeforeSumOperation(x, dtype).outputs[0]
 
 
 def cast(x: Tensor, dtype: DTypeLike, name: str = "cast") -> Tensor:

@@ -11,6 +11,7 @@ from mesh_tensorflow.errors import ArgumentError, GradientError, GraphError, Sha
 from mesh_tensorflow.operations.binary import add
 from mesh_tensorflow.operations.comparison import less
 from mesh_tensorflow.operations.constants import constant
+from mesh_tensorflow.operations.elementwise import cast_before_sum
 from mesh_tensorflow.operations.gradients import gradients
 from mesh_tensorflow.operations.indexing import GatherOperation, ScatterAddOperation
 from mesh_tensorflow.operations.loops import while_loop
@@ -90,7 +91,11 @@ def serialize_training_step(
       raise ArgumentError(
         f"serialize_training_step: model_fn must return a dict with the key 'loss', got {found}"
       )
-    grads = _gradients_of_variables(outputs["loss"])
+    # Added up in float32 at least, over many microbatches.
+    grads = [
+      cast_before_sum(g, tf.float32) if g.dtype.is_floating and g.dtype.size < 4 else g
+      for g in _gradients_of_variables(outputs["loss"])
+    ]
     output_keys.extend(outputs)
     parts = [_scatter_microbatch(outputs[k], i, smaller, microbatch) for k in output_keys]
     # The loop adds up what follows the counter: gradients, and outputs that are zero outside of

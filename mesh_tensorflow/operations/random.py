@@ -123,44 +123,6 @@ def random_normal(mesh: Mesh, shape: ShapeLike, **kwargs: Any) -> Tensor:
   return RandomOperation(mesh, convert_to_shape(shape), tf.random.normal, **kwargs).outputs[0]
 
 
-def half_words(
-  key: int | tf.Tensor,
-  full_shape: Sequence[int],
-  begin: Sequence[int | tf.Tensor],
-  slice_shape: Sequence[int],
-) -> tf.Tensor:
-  """Random 16-bit words of a slice of a tensor, at a quarter of the cost of `random_bits.bits`.
-
-  Each row along the last axis has a random key; its words are hashes of the key and of
-  their number, and give two half words each.
-
-  Args:
-    key: Python int or uint32 scalar.
-    full_shape: sizes of the whole tensor; at least one.
-    begin: offset of the slice along each axis; Python ints or int32 scalars.
-    slice_shape: sizes of the slice.
-
-  Returns:
-    A uint16 tensor of `slice_shape`.
-  """
-  rows = random_bits.bits(key, full_shape[:-1], begin[:-1], slice_shape[:-1])
-  first, n = begin[-1], slice_shape[-1]
-  # The slice may begin, and end, in the middle of a word. It cannot if blocks are even.
-  even = n % 2 == 0 and (not isinstance(first, int) or first % 2 == 0)
-  count = n // 2 if even else n // 2 + 1
-  number = tf.cast(tf.range(count) + first // 2, tf.uint32)
-  # 2**32 divided by the golden ratio (Knuth's multiplicative hash). It is odd: distinct numbers
-  # stay distinct, and neighbours differ in their high bits too.
-  number *= tf.constant(0x9E3779B9, tf.uint32)
-  words = random_bits.mix(tf.bitwise.bitwise_xor(rows[..., None], number))
-  halves = tf.reshape(tf.bitcast(words, tf.uint16), list(slice_shape[:-1]) + [2 * count])
-  if even:
-    return halves
-  offset = [0] * len(full_shape)
-  offset[-1] = first % 2
-  return kernels.cut(halves, offset, slice_shape)
-
-
 class DropoutNoiseOperation(RandomOperation):
   """1 / keep_prob (1 for integers) with probability keep_prob, else 0."""
 
@@ -179,8 +141,8 @@ class DropoutNoiseOperation(RandomOperation):
     # a word is enough, unless it is about rare events.
     rare = min(self._keep_prob, 1.0 - self._keep_prob) < 0.01
     # A half word has steps of 1.5e-5: a rate of 0.01 is off by less than 0.1 %.
-    words = random_bits.bits if rare or not full else half_words
-    dtype = tf.uint16 if words is half_words else tf.uint32
+    words = random_bits.bits if rare or not full else random_bits.half_words
+    dtype = tf.uint16 if words is random_bits.half_words else tf.uint32
     # Next to 1 the product is rounded to dtype.max + 1, which the dtype does not have.
     threshold = min(round(self._keep_prob * (dtype.max + 1)), dtype.max)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Sequence
 from typing import Any, TypeAlias
 
@@ -114,6 +115,17 @@ def convert_to_variable_dtype(dtype: object, of: str = "variable_dtype") -> Vari
   return dtype
 
 
+@dataclasses.dataclass(frozen=True)
+class Compact:
+  """How a running average is kept in fewer bits than its values have.
+
+  Attributes:
+    scales: the variables of the scales of 8 bits, see `compact.encode`; () of bfloat16.
+  """
+
+  scales: tuple[Variable, ...] = ()
+
+
 class Variable(Operation):
   """A variable; its output is its value where it stands in the graph.
 
@@ -155,6 +167,8 @@ class Variable(Operation):
     self._initializer = initializer
     # The variable whose slot this is: it is stored in shards along the same dimensions.
     self.sharded_as: Variable | None = None
+    # Of a slot in bfloat16 or 8 bits.
+    self.compact: Compact | None = None
     self._stored: StoredVariable | None = None
     self._life: Life | None = None
     self._outputs = [Tensor(self, shape, dtype.activation_dtype, name=self.full_name + ":0")]
@@ -274,7 +288,8 @@ class Variable(Operation):
     )
     if isinstance(stored.slices[0], tf.Variable):  # a plan's slices hold nothing
       self._stored, self._life = stored, impl.variable_store.life
-    laid_out = lowering.variables[self] = LaidOutVariable(impl, stored, self)
+    scales = [lowering.variables[s] for s in self.compact.scales] if self.compact else []
+    laid_out = lowering.variables[self] = LaidOutVariable(impl, stored, self, scales)
     kind = "trainable" if self._trainable else "untrainable"
     lowering.add_counter(f"variables/{kind}", self.size)
     return laid_out

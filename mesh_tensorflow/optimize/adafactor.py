@@ -15,9 +15,9 @@ from mesh_tensorflow.meshes.for_operations import LoweringInProgress
 from mesh_tensorflow.meshes.laid_out import LaidOut
 from mesh_tensorflow.meshes.mesh_impl import MeshImpl
 from mesh_tensorflow.operations.variables import Variable, grouped
-from mesh_tensorflow.optimize.base import Optimizer, slot_variable
+from mesh_tensorflow.optimize.base import Optimizer
 from mesh_tensorflow.optimize.scalars import ScalarLike, function_of_step
-from mesh_tensorflow.optimize.update import laid_out_scalar, slices_of, subtract
+from mesh_tensorflow.optimize.update import laid_out_scalar, subtract, write_slot
 from mesh_tensorflow.program.argument_kinds import CastableTensor
 from mesh_tensorflow.program.dimensions import Dimension, Shape
 from mesh_tensorflow.program.graph import Operation, Tensor
@@ -118,6 +118,11 @@ class AdafactorUpdateOperation(Operation):
   def has_gradient(self) -> bool:
     return False
 
+  @property
+  def draws_random_numbers(self) -> bool:
+    """Whether slots are rounded stochastically."""
+    return any(s.compact for s in self._slots.values())
+
   def lower(self, lowering: LoweringInProgress) -> None:
     laid_out = lowering.variables[self._variable]
     # All that follows is in the layout in which the variable is stored, in shards perhaps.
@@ -147,15 +152,16 @@ class AdafactorUpdateOperation(Operation):
         mean_square,
       )
 
-    def write(w: tf.Variable, x: tf.Tensor, scale: tf.Tensor, m: tf.Variable | None = None) -> None:
-      delta = x * scale
-      if m is not None:
-        delta = self._beta1 * m.read_value() + (1.0 - self._beta1) * delta
-        done.append(m.assign(delta, read_value=False))
-      done.append(subtract(w, delta))
-
-    momentum = [slices_of(lowering, self._slots["m"])] if "m" in self._slots else []
-    laid_out.update(write, x, scale, *momentum)
+    delta = impl.slicewise(tf.multiply, x, scale)
+    if "m" in self._slots:
+      m = self._slots["m"]
+      delta = impl.slicewise(
+        lambda m, x: self._beta1 * m + (1.0 - self._beta1) * x,
+        lowering.variables[m].read_shards(tf.float32),
+        delta,
+      )
+      done += write_slot(lowering, self, m, delta)
+    laid_out.update(lambda w, x: done.append(subtract(w, x)), delta)
     lowering.operations[self] = grouped(done)
 
   def _means(self, impl: MeshImpl, local_means: LaidOut, dims: Sequence[Dimension]) -> Any:
@@ -197,15 +203,16 @@ class AdafactorUpdateOperation(Operation):
     done: list[tf.Operation],
   ) -> Any:
     """Sets a slot to rho * slot + (1 - rho) * (new + epsilon1), and returns it."""
-
-    def decay(slot: tf.Variable, new: tf.Tensor, rho: float | tf.Tensor) -> tf.Tensor:
+    slot = self._slots[name]
+    result = impl.slicewise(
       # `new` is a mean of squares: epsilon1 added to it is epsilon1 added to each.
-      result = rho * slot.read_value() + (1.0 - rho) * (new + self._epsilon1)
-      done.append(slot.assign(result, read_value=False))
-      return result
-
-    rho = laid_out_scalar(lowering, self._decay_rate)
-    return impl.slicewise(decay, slices_of(lowering, self._slots[name]), new, rho)
+      lambda old, new, rho: rho * old + (1.0 - rho) * (new + self._epsilon1),
+      lowering.variables[slot].read_shards(tf.float32),
+      new,
+      laid_out_scalar(lowering, self._decay_rate),
+    )
+    done += write_slot(lowering, self, slot, result)
+    return result
 
   def _normalized(
     self, lowering: LoweringInProgress, impl: MeshImpl, grad: LaidOut, done: list[tf.Operation]
@@ -366,15 +373,15 @@ class AdafactorOptimizer(Optimizer):
     self, var: Variable, factored_dims: tuple[Dimension, Dimension] | None
   ) -> dict[str, Variable]:
     if factored_dims is None:
-      shapes = {"v": var.shape}
+      slots = {"v": self._slot(var, "_slot_v", nonnegative=True)}
     else:
-      shapes = {"vr": var.shape - factored_dims[0], "vc": var.shape - factored_dims[1]}
+      slots = {
+        name: self._slot(var, f"_slot_{name}", shape=var.shape - d)
+        for name, d in zip(("vr", "vc"), factored_dims)
+      }
     if self._beta1:
-      shapes["m"] = var.shape
-    return {
-      name: slot_variable(var, f"{var.full_name}_slot_{name}", shape, tf.float32)
-      for name, shape in shapes.items()
-    }
+      slots["m"] = self._slot(var, "_slot_m")
+    return slots
 
 
 def default_learning_rate(multiply_by_parameter_scale: bool) -> ScalarLike:

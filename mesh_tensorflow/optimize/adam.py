@@ -15,7 +15,7 @@ from mesh_tensorflow.arguments.declared import BELOW_ONE, NOT_BELOW_ZERO, affect
 from mesh_tensorflow.operations.binary import multiply
 from mesh_tensorflow.operations.slicewise import cwise
 from mesh_tensorflow.operations.variables import Variable
-from mesh_tensorflow.optimize.base import Optimizer, slot_variable
+from mesh_tensorflow.optimize.base import Optimizer
 from mesh_tensorflow.optimize.scalars import ScalarLike, check_at_least, check_below_one
 from mesh_tensorflow.optimize.update import UpdateOperation, is_float32, subtract, update_count
 from mesh_tensorflow.optimize.weight_decay import WeightDecay, found_in
@@ -34,7 +34,7 @@ class AdamUpdateOperation(UpdateOperation):
 
   Args:
     variable: the `Variable` of w.
-    slots: those of m and v, see `_moments`.
+    slots: those of m and v.
     grad: g.
     scalars: lr, rate and root. With the bias corrections rate is lr * root / (1 - beta_1 ** t) and
       root is sqrt(1 - beta_2 ** t); without, lr and 1.
@@ -68,59 +68,52 @@ class AdamUpdateOperation(UpdateOperation):
     self._beta_2 = beta_2
     self._epsilon = epsilon
 
+  def step(
+    self, w: tf.Variable, m: tf.Tensor, v: tf.Tensor, g: tf.Tensor, *args: Any
+  ) -> tuple[list[Any], tf.Tensor, tf.Tensor]:
+    *old_weight, lr, rate, root = args
+    g = tf.cast(g, tf.float32)
+    new_m = self._beta_1 * m + (1.0 - self._beta_1) * g
+    new_v = self._beta_2 * v + (1.0 - self._beta_2) * tf.square(g)
+    # m_hat / (sqrt(v_hat) + epsilon), with the corrections on the side of the scalars.
+    delta = rate * new_m / (tf.sqrt(new_v) + self._epsilon * root)
+    if self._weight_decay_rate and not old_weight:
+      # One difference: each is rounded to the dtype of the weight.
+      delta += (lr * self._weight_decay_rate) * tf.cast(w.read_value(), tf.float32)
+    return [subtract(w, delta), *self._decay(w, old_weight, lr)], new_m, new_v
+
   def update(
     self, w: tf.Variable, m: tf.Variable, v: tf.Variable, g: tf.Tensor, *args: Any
   ) -> list[Any]:
+    if not is_float32(w):
+      return super().update(w, m, v, g, *args)
     *old_weight, lr, rate, root = args
-    g = tf.cast(g, tf.float32)
-    # m_hat / (sqrt(v_hat) + epsilon), with the corrections on the side of the scalars.
-    epsilon = self._epsilon * root
-    decays_first = self._weight_decay_rate and not old_weight
-    if is_float32(w):
-      done = []
-      if decays_first:
-        done = [w.assign_sub((lr * self._weight_decay_rate) * w.read_value(), read_value=False)]
-      # Powers of 0 switch the operation's own correction off: ours is in rate and epsilon, so that
-      # epsilon is added to the corrected root, as in the formula.
-      done.append(
-        tf.raw_ops.ResourceApplyAdam(
-          var=w.handle,
-          m=m.handle,
-          v=v.handle,
-          beta1_power=0.0,
-          beta2_power=0.0,
-          lr=rate,
-          beta1=self._beta_1,
-          beta2=self._beta_2,
-          epsilon=epsilon,
-          grad=g,
-        )
+    done = []
+    if self._weight_decay_rate and not old_weight:
+      done = [w.assign_sub((lr * self._weight_decay_rate) * w.read_value(), read_value=False)]
+    # Powers of 0 switch the operation's own correction off: ours is in rate and epsilon, so that
+    # epsilon is added to the corrected root, as in the formula.
+    done.append(
+      tf.raw_ops.ResourceApplyAdam(
+        var=w.handle,
+        m=m.handle,
+        v=v.handle,
+        beta1_power=0.0,
+        beta2_power=0.0,
+        lr=rate,
+        beta1=self._beta_1,
+        beta2=self._beta_2,
+        epsilon=self._epsilon * root,
+        grad=tf.cast(g, tf.float32),
       )
-    else:
-      new_m = self._beta_1 * m.read_value() + (1.0 - self._beta_1) * g
-      new_v = self._beta_2 * v.read_value() + (1.0 - self._beta_2) * tf.square(g)
-      delta = rate * new_m / (tf.sqrt(new_v) + epsilon)
-      if decays_first:
-        # One difference: each is rounded to the dtype of the weight.
-        delta += (lr * self._weight_decay_rate) * tf.cast(w.read_value(), tf.float32)
-      done = [
-        subtract(w, delta),
-        m.assign(new_m, read_value=False),
-        v.assign(new_v, read_value=False),
-      ]
-    # Of the weight before the step: its value is an input.
-    decays = [
+    )
+    return [*done, *self._decay(w, old_weight, lr)]
+
+  def _decay(self, w: tf.Variable, old_weight: Sequence[tf.Tensor], lr: tf.Tensor) -> list[Any]:
+    """With `decay_last` the decay, of the weight before the step: its value is an input."""
+    return [
       subtract(w, (lr * self._weight_decay_rate) * tf.cast(x, tf.float32)) for x in old_weight
     ]
-    return [*done, *decays]
-
-
-def _moments(var: Variable) -> list[Variable]:
-  """The slots of the moving averages m and v: `{weight}/adam_m` and `{weight}/adam_v`."""
-  return [
-    slot_variable(var, f"{var.full_name}/{name}", var.shape, tf.float32)
-    for name in ("adam_m", "adam_v")
-  ]
 
 
 @gin.configurable(module="mesh_tensorflow.optimize")
@@ -168,7 +161,7 @@ class AdamWeightDecayOptimizer(Optimizer):
   def apply_grad(self, grad: CastableTensor | None, var: Variable) -> list[Operation]:
     if not self._has_gradient(grad, var):
       return []
-    slots = _moments(var)
+    slots = [self._slot(var, "/adam_m"), self._slot(var, "/adam_v", nonnegative=True)]
     lr = self._scalar(self._learning_rate_for(var), var.mesh, "learning_rate")
     return [
       AdamUpdateOperation(
@@ -257,7 +250,7 @@ class AdamWOptimizer(Optimizer):
   def apply_grad(self, grad: CastableTensor | None, var: Variable) -> list[Operation]:
     if not self._has_gradient(grad, var):
       return []
-    slots = _moments(var)
+    slots = [self._slot(var, "/adam_m"), self._slot(var, "/adam_v", nonnegative=True)]
     scalars, counting = self._scalars(var.mesh)
     update = AdamUpdateOperation(
       var,

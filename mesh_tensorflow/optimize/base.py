@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import logging
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, TypeGuard
+from typing import Any, TypeGuard, TypeVar
 
 import tensorflow as tf
 
+from mesh_settings.trainer import STATE_DTYPES
 from mesh_tensorflow.arguments.checking import checked
-from mesh_tensorflow.errors import DTypeError, GraphError, ShapeError
-from mesh_tensorflow.numerics import initializers
+from mesh_tensorflow.arguments.kinds import DTypeLike
+from mesh_tensorflow.errors import ConfigError, DTypeError, GraphError, ShapeError
+from mesh_tensorflow.numerics import compact, initializers
 from mesh_tensorflow.operations.elementwise import sqrt, square
 from mesh_tensorflow.operations.global_step import (
   count_global_step,
@@ -21,15 +24,26 @@ from mesh_tensorflow.operations.global_step import (
 )
 from mesh_tensorflow.operations.gradients import gradients
 from mesh_tensorflow.operations.reduction import reduce_mean
-from mesh_tensorflow.operations.variables import Assign, Variable, get_variable
+from mesh_tensorflow.operations.variables import (
+  Assign,
+  Compact,
+  Variable,
+  VariableDType,
+  get_variable,
+)
 from mesh_tensorflow.optimize.scalars import ScalarLike, evaluate_scalar
 from mesh_tensorflow.program.argument_kinds import CastableTensor
-from mesh_tensorflow.program.dimensions import ShapeLike
+from mesh_tensorflow.program.dimensions import Shape, ShapeLike
 from mesh_tensorflow.program.graph import Mesh, Operation, Tensor
 
 __all__ = ["Optimizer", "count_global_step", "get_global_step", "reduce_rms"]
 
 _LOG = logging.getLogger("mesh_tensorflow")
+
+# Smaller slots are kept in float32: their bytes are few, and their rounding is felt by all.
+_SMALLEST_COMPACT = 4096
+
+_Self = TypeVar("_Self", bound="Optimizer")
 
 
 class _Evaluated(threading.local):
@@ -65,6 +79,67 @@ class Optimizer:
   # Whether `apply_grad` is right for complex gradients; it is not where squares or signs of real
   # numbers are used.
   takes_complex = False
+
+  # See `with_state_dtype`.
+  _state_dtype = "float32"
+
+  @checked
+  def with_state_dtype(self: _Self, dtype: DTypeLike) -> _Self:
+    """The same optimizer with running averages in fewer bits.
+
+    It is for averages of the shape of their weight (Adam's m and v, a momentum) of at least 4,096
+    elements; Adafactor's factored ones, and those of biases and norms, are small, and stay float32.
+    They are computed in float32 and rounded stochastically.
+
+    Args:
+      dtype: "float32"; "bfloat16", of half the bytes; or "int8", of a quarter: an element has a
+        byte, which is multiplied by the smallest of the scales of the indices that it has along
+        each axis.
+
+    Raises:
+      ConfigError: it is something else.
+    """
+    name = dtype if isinstance(dtype, str) else tf.as_dtype(dtype).name
+    if name not in STATE_DTYPES:
+      raise ConfigError(
+        f"{type(self).__name__}: state dtype {name!r} is not one of {', '.join(STATE_DTYPES)}"
+      )
+    result = copy.copy(self)
+    result._state_dtype = name
+    # Muon has an optimizer for what is no matrix, say.
+    for key, value in vars(self).items():
+      if isinstance(value, Optimizer):
+        setattr(result, key, value.with_state_dtype(name))
+    return result
+
+  def _slot(
+    self,
+    var: Variable,
+    suffix: str,
+    dtype: Any = tf.float32,
+    *,
+    shape: Shape | None = None,
+    nonnegative: bool = False,
+  ) -> Variable:
+    """A slot of a variable, in the form that `with_state_dtype` says.
+
+    Args:
+      var: the variable.
+      suffix: what is added to its name.
+      dtype: of a slot that is not compact.
+      shape: if it is not that of the variable; then it is not compact.
+      nonnegative: whether it never has a negative value.
+    """
+    name = var.full_name + suffix
+    names = var.shape.dimension_names
+    if (
+      self._state_dtype == "float32"
+      or shape is not None
+      or var.size < _SMALLEST_COMPACT
+      or len(set(names)) < len(names)
+    ):
+      return slot_variable(var, name, var.shape if shape is None else shape, dtype)
+    return compact_slot_variable(var, name, self._state_dtype, nonnegative)
 
   @checked
   def minimize(self, loss: Tensor, variables: Sequence[Variable] | None = None) -> list[Operation]:
@@ -176,7 +251,7 @@ class Optimizer:
     return True
 
 
-def slot_variable(var: Variable, name: str, shape: ShapeLike, dtype: tf.DType) -> Variable:
+def slot_variable(var: Variable, name: str, shape: ShapeLike, dtype: Any) -> Variable:
   """An untrainable variable that starts with zeros, on the mesh of `var`."""
   slot = get_variable(
     var.mesh, name, shape, dtype=dtype, initializer=initializers.Zeros(), trainable=False
@@ -184,6 +259,36 @@ def slot_variable(var: Variable, name: str, shape: ShapeLike, dtype: tf.DType) -
   assert isinstance(slot, Variable)
   slot.sharded_as = var
   return slot
+
+
+def compact_slot_variable(
+  var: Variable, name: str, state_dtype: str, nonnegative: bool
+) -> Variable:
+  """A slot of the shape of its variable, in bfloat16, or in 8 bits with scales.
+
+  In a checkpoint the first is float32, by the name of the slot; the names of the second are those
+  of `compact`. Either is restored from the other, and from what is not compact.
+
+  Args:
+    var: the variable.
+    name: of the slot.
+    state_dtype: one of `STATE_DTYPES`.
+    nonnegative: whether it never has a negative value.
+  """
+  if state_dtype == "bfloat16":
+    slot = slot_variable(var, name, var.shape, VariableDType(tf.float32, tf.bfloat16, tf.float32))
+    slot.compact = Compact()
+    return slot
+  scales = [
+    slot_variable(var, scale, [] if var.shape.ndims == 1 else [d], tf.float32)
+    for d, scale in zip(var.shape, compact.names_of_scales(name, var.shape.dimension_names))
+  ]
+  dtype = tf.uint8 if nonnegative else tf.int8
+  codes = slot_variable(
+    var, compact.name_of_codes(name), var.shape, VariableDType(dtype, dtype, tf.float32)
+  )
+  codes.compact = Compact(tuple(scales))
+  return codes
 
 
 @checked

@@ -11,7 +11,7 @@ import tensorflow as tf
 from mesh_tensorflow.arguments.checking import checked
 from mesh_tensorflow.arguments.declared import BELOW_ONE, NOT_BELOW_ZERO, affects, takes
 from mesh_tensorflow.operations.variables import Variable
-from mesh_tensorflow.optimize.base import Optimizer, slot_variable
+from mesh_tensorflow.optimize.base import Optimizer
 from mesh_tensorflow.optimize.scalars import ScalarLike, check_at_least, check_below_one
 from mesh_tensorflow.optimize.update import UpdateOperation, subtract
 from mesh_tensorflow.optimize.weight_decay import WeightDecay
@@ -40,14 +40,14 @@ class LionUpdateOperation(UpdateOperation):
     self._beta_1 = beta_1
     self._beta_2 = beta_2
 
-  def update(self, w: tf.Variable, m: tf.Variable, g: tf.Tensor, lr: tf.Tensor) -> list[Any]:
+  def step(
+    self, w: tf.Variable, m: tf.Tensor, g: tf.Tensor, lr: tf.Tensor
+  ) -> tuple[list[Any], tf.Tensor]:
     g = tf.cast(g, tf.float32)
-    old_m = m.read_value()
-    step = tf.sign(self._beta_1 * old_m + (1.0 - self._beta_1) * g)
+    step = tf.sign(self._beta_1 * m + (1.0 - self._beta_1) * g)
     if self._weight_decay_rate:
       step += self._weight_decay_rate * tf.cast(w.read_value(), tf.float32)
-    new_m = self._beta_2 * old_m + (1.0 - self._beta_2) * g
-    return [subtract(w, lr * step), m.assign(new_m, read_value=False)]
+    return [subtract(w, lr * step)], self._beta_2 * m + (1.0 - self._beta_2) * g
 
 
 @gin.configurable(module="mesh_tensorflow.optimize")
@@ -98,7 +98,7 @@ class LionOptimizer(Optimizer):
   def apply_grad(self, grad: CastableTensor | None, var: Variable) -> list[Operation]:
     if not self._has_gradient(grad, var):
       return []
-    m = slot_variable(var, f"{var.full_name}/lion_m", var.shape, tf.float32)
+    m = self._slot(var, "/lion_m")
     return [
       LionUpdateOperation(
         var,

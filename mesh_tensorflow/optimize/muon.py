@@ -23,7 +23,7 @@ from mesh_tensorflow.operations.slicewise import cwise
 from mesh_tensorflow.operations.stacking import stack, unstack
 from mesh_tensorflow.operations.variables import Variable
 from mesh_tensorflow.optimize.adam import AdamWOptimizer
-from mesh_tensorflow.optimize.base import Optimizer, slot_variable
+from mesh_tensorflow.optimize.base import Optimizer
 from mesh_tensorflow.optimize.scalars import ScalarLike, check_at_least, check_below_one
 from mesh_tensorflow.optimize.update import UpdateOperation, subtract
 from mesh_tensorflow.optimize.weight_decay import WeightDecay, check_patterns, found_in
@@ -326,14 +326,15 @@ class MuonUpdateOperation(UpdateOperation):
     self._scale = scale
     self._weight_decay_rate = weight_decay_rate
 
-  def update(
-    self, w: tf.Variable, m: tf.Variable, new_m: tf.Tensor, o: tf.Tensor, lr: tf.Tensor
-  ) -> list[Any]:
+  def step(
+    self, w: tf.Variable, m: tf.Tensor, new_m: tf.Tensor, o: tf.Tensor, lr: tf.Tensor
+  ) -> tuple[list[Any], tf.Tensor]:
+    del m
     # The numbers are multiplied first: what has the size of the weight is passed over less often.
     step = (self._scale * lr) * o
     if self._weight_decay_rate:
       step += (self._weight_decay_rate * lr) * tf.cast(w.read_value(), tf.float32)
-    return [m.assign(new_m, read_value=False), subtract(w, step)]
+    return [subtract(w, step)], new_m
 
 
 @gin.configurable(module="mesh_tensorflow.optimize")
@@ -476,7 +477,7 @@ class MuonOptimizer(Optimizer):
 
   def _direction(self, grad: Any, var: Variable, matrix: Matrix) -> _Step:
     """Computes the new momentum of a matrix, and the direction to orthogonalize."""
-    m = slot_variable(var, f"{var.full_name}/muon_m", var.shape, tf.float32)
+    m = self._slot(var, "/muon_m")
     new = multiply(cast(grad, tf.float32), 1.0 - self._momentum)
     new_m = add(multiply(m.value, self._momentum), new)
     direction = add(multiply(new_m, self._momentum), new) if self._nesterov else new_m

@@ -10,7 +10,7 @@ import tensorflow as tf
 from mesh_tensorflow.arguments.checking import checked
 from mesh_tensorflow.arguments.declared import affects
 from mesh_tensorflow.operations.variables import Variable
-from mesh_tensorflow.optimize.base import Optimizer, slot_variable
+from mesh_tensorflow.optimize.base import Optimizer
 from mesh_tensorflow.optimize.scalars import ScalarLike
 from mesh_tensorflow.optimize.update import UpdateOperation, is_float32, subtract
 from mesh_tensorflow.program.argument_kinds import CastableTensor
@@ -64,19 +64,27 @@ class SgdOptimizer(Optimizer):
 class MomentumUpdateOperation(UpdateOperation):
   """v <- lr * g + momentum * v; w <- w - v. Slots: v; tensors: g; scalars: lr, momentum."""
 
+  def step(
+    self, w: tf.Variable, v: tf.Tensor, g: tf.Tensor, lr: tf.Tensor, momentum: tf.Tensor
+  ) -> tuple[list[Any], tf.Tensor]:
+    new_v = tf.cast(lr * tf.cast(g, tf.float32) + momentum * tf.cast(v, tf.float32), v.dtype)
+    return [subtract(w, new_v)], new_v
+
   def update(
     self, w: tf.Variable, v: tf.Variable, g: tf.Tensor, lr: tf.Tensor, momentum: tf.Tensor
   ) -> list[Any]:
-    delta = lr * tf.cast(g, tf.float32)
     if is_float32(w, v):
       # With a rate of 1 and lr * g as the gradient, v is what the formula says.
       return [
         _raw.ResourceApplyMomentum(
-          var=w.handle, accum=v.handle, lr=1.0, grad=delta, momentum=momentum
+          var=w.handle,
+          accum=v.handle,
+          lr=1.0,
+          grad=lr * tf.cast(g, tf.float32),
+          momentum=momentum,
         )
       ]
-    new_v = tf.cast(delta + momentum * tf.cast(v.read_value(), tf.float32), v.dtype)
-    return [v.assign(new_v, read_value=False), subtract(w, new_v)]
+    return super().update(w, v, g, lr, momentum)
 
 
 @gin.configurable(module="mesh_tensorflow.optimize")
@@ -112,7 +120,7 @@ class MomentumOptimizer(Optimizer):
       return []
     lr = self._scalar(self.lr, var.mesh, "learning_rate")
     momentum = self._scalar(self.momentum, var.mesh, "momentum")
-    v = slot_variable(var, f"{var.full_name}_momentum_v", var.shape, var.dtype)
+    v = self._slot(var, "_momentum_v", var.dtype)
     return [
       MomentumUpdateOperation(
         var, [v], [grad], [lr, momentum], name=f"{var.full_name}/sgd_momentum"

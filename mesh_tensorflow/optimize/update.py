@@ -8,8 +8,10 @@ from typing import Any
 import tensorflow as tf
 
 from mesh_tensorflow.errors import UnsupportedError
+from mesh_tensorflow.meshes.contract import LaidOutVariable
 from mesh_tensorflow.meshes.for_operations import LoweringInProgress
-from mesh_tensorflow.numerics import initializers
+from mesh_tensorflow.meshes.laid_out import LaidOut
+from mesh_tensorflow.numerics import initializers, random_bits
 from mesh_tensorflow.operations.constants import ones_like
 from mesh_tensorflow.operations.variables import Variable, assign_add, get_variable, grouped
 from mesh_tensorflow.program import scope
@@ -19,9 +21,11 @@ from mesh_tensorflow.program.graph import Mesh, Operation, Tensor
 class UpdateOperation(Operation):
   """Changes a variable, and slots of the same layout, where it stands in the graph.
 
-  A subclass defines `update(w, *slots, *tensors, *scalars)`, which runs on the slices of one
-  processor: w and slots are tf.Variables, tensors are tf.Tensors, scalars are tf.Tensors or
-  numbers. It returns a list of tf.Operations.
+  A subclass defines `step(w, *slots, *tensors, *scalars)`, which runs on the slices of one
+  processor: w is a tf.Variable, slots and tensors are tf.Tensors, scalars are tf.Tensors or
+  numbers. It returns a list of tf.Operations, and the new value of each slot. If TensorFlow has an
+  operation that does all in place, or no slot is written as a whole, it defines `update`, too, of
+  the same arguments, with slots that are tf.Variables; it returns the operations alone.
 
   Args:
     variable: the `Variable` operation.
@@ -60,22 +64,78 @@ class UpdateOperation(Operation):
   def has_gradient(self) -> bool:
     return False
 
-  def update(self, w: tf.Variable, *args: Any, **kwargs: Any) -> list[Any]:
+  @property
+  def draws_random_numbers(self) -> bool:
+    """Whether slots are rounded stochastically."""
+    return any(s.compact for s in self._slots)
+
+  def step(self, w: tf.Variable, *args: Any, **kwargs: Any) -> tuple[Any, ...]:
     raise UnsupportedError(
       f"{type(self).__name__} {self.name} of variable {self._variable.full_name} defines no method "
-      "update"
+      "step"
     )
+
+  def update(self, w: tf.Variable, *args: Any, **kwargs: Any) -> list[Any]:
+    slots, rest = args[: len(self._slots)], args[len(self._slots) :]
+    done, *new = self.step(w, *[s.read_value() for s in slots], *rest, **kwargs)
+    return [*done, *[s.assign(x, read_value=False) for s, x in zip(slots, new)]]
 
   def lower(self, lowering: LoweringInProgress) -> None:
     done: list[Any] = []
     laid_out = lowering.variables[self._variable]
-    laid_out.update(
-      lambda *args: done.extend(self.update(*args)),
-      *[slices_of(lowering, s) for s in self._slots],
+    rest = [
       *[laid_out.to_shards(lowering.tensors[x]) for x in self._tensors],
       *[laid_out_scalar(lowering, s) for s in self._scalars],
-    )
+    ]
+    if self.draws_random_numbers:
+      done = self._update_compact(lowering, laid_out, rest)
+    else:
+      laid_out.update(
+        lambda *args: done.extend(self.update(*args)),
+        *[slices_of(lowering, s) for s in self._slots],
+        *rest,
+      )
     lowering.operations[self] = grouped(done)
+
+  def _update_compact(
+    self, lowering: LoweringInProgress, laid_out: LaidOutVariable, rest: Sequence[Any]
+  ) -> list[Any]:
+    done: list[Any] = []
+
+    def step(w: tf.Variable, *args: Any) -> tuple[Any, ...]:
+      ops, *new = self.step(w, *args)
+      done.extend(ops)
+      return tuple(new)
+
+    old = [lowering.variables[s].read_shards(tf.float32) for s in self._slots]
+    new = laid_out.update_to(step, *old, *rest)
+    for slot, x in zip(self._slots, new):
+      done += write_slot(lowering, self, slot, x)
+    return done
+
+
+def write_slot(
+  lowering: LoweringInProgress, op: Operation, slot: Variable, values: LaidOut
+) -> list[Any]:
+  """Sets a slot.
+
+  Args:
+    lowering: the lowering.
+    op: the operation that does so.
+    slot: the slot.
+    values: float32, in the layout of its slices.
+
+  Returns:
+    What the assignments returned.
+  """
+  if slot.compact is None:
+    return lowering.variables[slot].write_shards(values)
+  key, of_slot = lowering.random_key(op), random_bits.name_key(slot.full_name)
+  if isinstance(key, int):
+    key = random_bits.fold(key, of_slot)
+  else:
+    key = lowering.mesh_impl(op).slicewise(lambda k: random_bits.fold(k, of_slot), key)
+  return lowering.variables[slot].write_shards(values, key)
 
 
 def slices_of(lowering: LoweringInProgress, variable: Variable) -> Any:

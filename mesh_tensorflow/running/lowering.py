@@ -114,6 +114,10 @@ def log_variable_sizes(
 
 # Name of the counter, in each variable store, of the programs that drew random numbers.
 RUN_COUNTER = "_random_run_counter"
+# What the names of variables begin with that are of a run, not of a model: a checkpoint may have
+# them or not.
+LOSS_SCALE = "_loss_scale"
+OF_A_RUN = (RUN_COUNTER, LOSS_SCALE)
 
 
 # What random operations depend on, besides their names.

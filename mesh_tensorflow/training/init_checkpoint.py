@@ -18,7 +18,7 @@ from mesh_tensorflow.checkpoint.by_chief import by_chief
 from mesh_tensorflow.errors import CheckpointError
 from mesh_tensorflow.meshes.store import VariableStore
 from mesh_tensorflow.operations.variables import Variable
-from mesh_tensorflow.running.lowering import RUN_COUNTER
+from mesh_tensorflow.running.lowering import OF_A_RUN
 from mesh_tensorflow.training.program import ModelRecord
 
 _LOG = logging.getLogger("mesh_tensorflow")
@@ -109,7 +109,7 @@ def restore(path: str, store: VariableStore, name_filter: str = "") -> str:
   """
   path = checkpoint_lib.resolve(path)
   # The counter of runs belongs to the programs that draw random numbers, not to the model.
-  names = [n for n in store.names if not n.startswith(RUN_COUNTER)]
+  names = [n for n in store.names if not n.startswith(OF_A_RUN)]
   with names_of_model([*names, checkpoint_lib.GLOBAL_STEP]):
     mapped = {n: init_checkpoint_variable_mapping(n) for n in names if should_load_variable(n)}
   wanted = {n: there for n, there in mapped.items() if re.search(name_filter, there)}

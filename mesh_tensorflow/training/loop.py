@@ -25,6 +25,7 @@ from mesh_tensorflow.optimize.base import Optimizer
 from mesh_tensorflow.program.graph import Graph
 from mesh_tensorflow.running.function import Function
 from mesh_tensorflow.training import (
+  loss_scale,
   manifest,
   memory_check,
   model_files,
@@ -142,7 +143,8 @@ class TrainingLoop:
     self._evaluator = evaluator
     self._model_info_file = model_info_file
     self._quiet = quiet or not workers.current().is_chief
-    self._loss_check = LossCheck(settings)
+    skips = loss_scale.skips(settings, program.activation_dtype)
+    self._loss_check = LossCheck(settings, skips)
     self._checkpoints = TrainingCheckpoints(
       state.checkpointer, state.store, settings.save_checkpoints_steps
     )

@@ -32,15 +32,18 @@ class LossCheck:
 
   Args:
     settings: of the training; `nonfinite` is its own.
+    skips: whether steps that are not finite are skipped, see `loss_scale.skips`.
 
   Attributes:
     skips: whether steps that are not finite are skipped.
     skipped_steps: how many were.
   """
 
-  def __init__(self, settings: TrainerSettings):
-    self.skips = settings.nonfinite == "skip"
+  def __init__(self, settings: TrainerSettings, skips: bool):
+    self.skips = skips
     self._setting = f"{settings.named('nonfinite')} = 'skip'"
+    # In float16 they are skipped in any case: the loss scale is found so.
+    self._why = self._setting if settings.nonfinite == "skip" else "as in float16"
     self.skipped_steps = 0
     self._in_a_row = 0
 
@@ -84,7 +87,7 @@ class LossCheck:
       if self._in_a_row >= MAX_SKIPPED_IN_A_ROW:
         raise NonFiniteError(
           f"the loss or gradients of the last {self._in_a_row} steps, up to {step + i + 1}, were "
-          f"NaN or infinite; all were skipped ({self._setting}), and training stopped. The "
+          f"NaN or infinite; all were skipped ({self._why}), and training stopped. The "
           f"last checkpoint is that of step {saved_step}"
         )
 
@@ -138,11 +141,17 @@ class _UpdatesIfFinite(Operation):
   def has_gradient(self) -> bool:
     return False
 
+  @property
+  def draws_random_numbers(self) -> bool:
+    """Whether an update does."""
+    return any(getattr(op, "draws_random_numbers", False) for op in self._updates)
+
   def verify_layout(self, mesh_impl: MeshImpl) -> None:
     for op in self._updates:
       op.verify_layout(mesh_impl)
 
   def lower(self, lowering: Lowering) -> None:
+    lowering.prepare_random(self._updates)
     # A scalar is the same on all processors: the first one's decides for all.
     bad = lowering.tensors[self.inputs[0]].to_laid_out_tensor().tensor_list[0]
 

@@ -15,12 +15,13 @@ from mesh_settings.trainer import TrainerSettings
 from mesh_tensorflow import ops, optimize
 from mesh_tensorflow.errors import ConfigError
 from mesh_tensorflow.meshes.mesh_impl import MeshImpl
+from mesh_tensorflow.operations.elementwise import cast_before_sum
 from mesh_tensorflow.operations.microbatches import serialize_training_step
 from mesh_tensorflow.operations.variables import Variable
 from mesh_tensorflow.program.dimensions import Shape
 from mesh_tensorflow.program.graph import Graph, Tensor
 from mesh_tensorflow.running.function import Function, TensorSpec, function
-from mesh_tensorflow.training import nonfinite
+from mesh_tensorflow.training import loss_scale, nonfinite
 from mesh_tensorflow.training.reported import ReportedValues
 
 _Self = TypeVar("_Self")
@@ -163,18 +164,28 @@ def train_step(
   def train_step(*args: Tensor) -> Any:
     *values, learning_rate, step = args[: len(feature_names) + 2]
     graph = step.graph
-    grads, outputs = _gradients(program, settings, feature_names, values, step, program.is_trained)
+    scale = None
+    if loss_scale.is_scaled(settings, program.activation_dtype):
+      scale = loss_scale.LossScale(settings, step.mesh)
+    grads, outputs = _gradients(
+      program, settings, feature_names, values, step, program.is_trained, scale
+    )
     trained = [(g, v) for g, v in zip(grads, graph.trainable_variables) if program.is_trained(v)]
     if reported is not None and reported.norms:
       reported.before_updates(args[-1], trained)
-    _update(settings, optimizer(learning_rate=learning_rate), trained)
+    made = optimizer(learning_rate=learning_rate)
+    if settings.state_dtype != "float32":
+      made = made.with_state_dtype(settings.state_dtype)
+    _update(settings, made, trained)
     program.finish(graph, outputs)
     if look is not None:
       look(graph)
     results = [ops.cast(outputs.get("reported", outputs["loss"]), tf.float32)]
-    if settings.nonfinite == "skip":
+    if loss_scale.skips(settings, program.activation_dtype):
       gradients = [g for g, _ in trained if g is not None]
       results.append(nonfinite.skip_updates(graph, [*results, *gradients]))
+      if scale is not None:
+        scale.update(results[-1])
     if reported is not None:
       results += reported.after_updates(graph)
     return results if len(results) > 1 else results[0]
@@ -226,6 +237,7 @@ def _gradients(
   values: Sequence[Tensor],
   step: Tensor,
   wanted: Callable[[Variable], bool],
+  scale: loss_scale.LossScale | None = None,
 ) -> tuple[list[Tensor | None], Mapping[str, Tensor]]:
   """The gradients of all trainable variables that are wanted (others: None), and the outputs."""
   count = num_microbatches(program, settings)
@@ -234,16 +246,29 @@ def _gradients(
   graph.random_seed = program.random_seed(step)
   graph.global_step = step
   features = dict(zip(feature_names, values))
+  losses = program.losses if scale is None else scale.scaled(program.losses)
   if count > 1:
     summed, outputs = serialize_training_step(
-      features, lambda part: program.losses(part, count), program.examples.dims[-1], count
+      features, lambda part: losses(part, count), program.examples.dims[-1], count
     )
-    return list(summed), outputs
-  outputs = program.losses(features, 1)
+    grads = _exchanged_as(settings.gradient_dtype, list(summed))
+    return (grads if scale is None else scale.unscaled(grads)), outputs
+  outputs = losses(features, 1)
   variables = [v for v in graph.trainable_variables if wanted(v)]
   # Other than above, None for what the loss does not depend on.
   found = dict(zip(variables, ops.gradients([outputs["loss"]], [v.outputs[0] for v in variables])))
-  return [found.get(v) for v in graph.trainable_variables], outputs
+  grads = _exchanged_as(settings.gradient_dtype, [found.get(v) for v in graph.trainable_variables])
+  return (grads if scale is None else scale.unscaled(grads)), outputs
+
+
+def _exchanged_as(dtype: str | None, gradients: list[Tensor | None]) -> list[Tensor | None]:
+  """The gradients, which are sums over processors still to be exchanged, in a dtype; or as is."""
+  if dtype is None:
+    return gradients
+  return [
+    cast_before_sum(g, tf.as_dtype(dtype)) if g is not None and g.dtype.is_floating else g
+    for g in gradients
+  ]
 
 
 def num_microbatches(program: Program, settings: TrainerSettings) -> int:

@@ -14,7 +14,7 @@ from mesh_tensorflow.checkpoint.files import MANIFEST, attached_sizes
 from mesh_tensorflow.checkpoint.restoring import EXTRA
 from mesh_tensorflow.errors import CheckpointError, NonFiniteError
 from mesh_tensorflow.meshes.store import StoredVariable, VariableStore
-from mesh_tensorflow.running.lowering import RUN_COUNTER
+from mesh_tensorflow.running.lowering import OF_A_RUN
 from mesh_tensorflow.training import manifest
 from mesh_tensorflow.training.best_checkpoint import Evaluations
 from mesh_tensorflow.training.data import SavedPipeline, TrainingData
@@ -87,7 +87,7 @@ class TrainingCheckpoints:
       elif not tf.io.gfile.exists(self.newest + MANIFEST):
         # With names that only this package writes it is an older one of ours. Of another program,
         # the data was other data, or in another order.
-        own = any(n.startswith((EXTRA, RUN_COUNTER)) for n in values)
+        own = any(n.startswith((EXTRA, *OF_A_RUN)) for n in values)
         self.is_foreign = not own and not attached_sizes(self.newest)
         self.began = self.saved_step if self.is_foreign else None
 

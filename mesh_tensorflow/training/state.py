@@ -18,7 +18,7 @@ from mesh_tensorflow.checkpoint.by_chief import by_chief
 from mesh_tensorflow.errors import CheckpointError, VariableError
 from mesh_tensorflow.meshes.mesh_impl import MeshImpl
 from mesh_tensorflow.meshes.store import VariableStore
-from mesh_tensorflow.running.lowering import RUN_COUNTER
+from mesh_tensorflow.running.lowering import OF_A_RUN
 from mesh_tensorflow.training.program import ModelRecord
 
 
@@ -282,7 +282,7 @@ class ModelState:
     return all(
       stored.name in found and found[stored.name].shape == stored.shape.to_integer_list
       for stored in self.store
-      if not stored.name.startswith(RUN_COUNTER)
+      if not stored.name.startswith(OF_A_RUN)
     )
 
   def on_mesh(self, mesh_impl: MeshImpl) -> ModelState:

@@ -6,7 +6,7 @@ import tensorflow as tf
 
 import mesh_tensorflow as mtf
 from mesh_tensorflow.numerics import random_bits
-from mesh_tensorflow.operations.random import half_words
+from mesh_tensorflow.numerics.random_bits import half_words
 from tests.operations.comparing import placement, rand, run, simd
 
 A, B, C = mtf.Dimension("a", 8), mtf.Dimension("b", 16), mtf.Dimension("c", 4)

@@ -11,7 +11,7 @@ import tensorflow as tf
 import mesh_tensorflow as mtf
 from mesh_tensorflow.errors import ConfigError
 from mesh_tensorflow.transformer.model import sequence_utils
-from mesh_tensorflow.transformer.model.model_building import PAIRED, Model, get_variable_dtype
+from mesh_tensorflow.transformer.model.model_building import PAIRED, Model, dtype_of_precision
 from mesh_tensorflow.transformer.model.model_features import ModelFeatures
 
 _Self = TypeVar("_Self", bound="Forward")
@@ -23,6 +23,7 @@ class Forward(ModelFeatures):
   Args:
     model: a `Unitransformer`, `Bitransformer` or `StudentTeacher`.
     mesh_impl: see `ModelFeatures`, as the others.
+    precision: see `dtype_of_precision`.
   """
 
   def __init__(
@@ -34,12 +35,13 @@ class Forward(ModelFeatures):
     sequence_length: dict[str, int],
     outer_batch_size: int = 1,
     ensemble_inputs: int | None = None,
+    precision: str | None = None,
   ):
     super().__init__(
       mesh_impl, model_type, batch_size, sequence_length, outer_batch_size, ensemble_inputs
     )
     self.model: Any = model  # Which of them it is, the model type says.
-    self.variable_dtype = get_variable_dtype()
+    self.variable_dtype = dtype_of_precision(precision)
 
   def logits_and_loss(
     self,

@@ -35,6 +35,7 @@ class ModelSteps(Forward):
     variable_filter: which variables are trained: None for all, a regular expression, or a
       function of the `mtf.Variable`.
     ensemble_inputs: see `ModelFeatures`.
+    precision: see `dtype_of_precision`.
     settings: how weights are updated, whatever the optimizer: `max_grad_norm`, `ema_decay`,
       `gradient_accumulation_steps`, `nonfinite`; None: as `TrainerSettings()` says.
   """
@@ -50,6 +51,7 @@ class ModelSteps(Forward):
     variable_filter: VariableFilter = None,
     *,
     ensemble_inputs: int | None = None,
+    precision: str | None = None,
     settings: TrainerSettings | None = None,
   ):
     super().__init__(
@@ -60,6 +62,7 @@ class ModelSteps(Forward):
       sequence_length,
       outer_batch_size,
       ensemble_inputs,
+      precision,
     )
     self._variable_filter = variable_filter
     self.settings = settings or TrainerSettings()

@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import gin
+import tensorflow as tf
 
 import mesh_tensorflow as mtf
 from mesh_tensorflow import errors
@@ -85,7 +86,6 @@ class TokenLoss:
       return self._loss_fn(self, context, logits, targets, output_vocab_dim)
     if counted is None:
       counted = self.counted_targets(targets)
-    weights = mtf.cast(counted, context.activation_dtype)
     smoothing = self.label_smoothing
     # Smoothing spreads over all tokens, the right one among them: the probabilities sum up to 1.
     num_classes = self.output_vocab_size_unpadded if self.output_vocab_is_padded else None
@@ -99,8 +99,10 @@ class TokenLoss:
       num_classes=num_classes,
       # It helps to train, and is no part of the likelihood that an evaluation reports.
       z_loss=self.z_loss if context.train else 0.0,
+      # Sums of thousands: in 16 bits they would be rounded to a few digits.
+      loss_dtype=tf.float32 if logits.dtype.size < 4 else None,
     )
-    total = mtf.einsum([loss, weights], output_shape=[])
+    total = mtf.einsum([loss, mtf.cast(counted, loss.dtype)], output_shape=[])
     return total * (1.0 / self.loss_denominator(targets, context.num_microbatches))
 
 

@@ -46,6 +46,7 @@ def run_dry_run(job: Job) -> mtf.Report:
     job.layout_rules,
     job.batch_size,
     job.sequence_length,
+    precision=job.precision,
     **vocabulary_sizes(job.vocabulary),
   )
   print(f"{count_parameters(steps):,} parameters", flush=True)

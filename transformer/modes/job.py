@@ -164,6 +164,7 @@ class Job(RunSettings):
       mesh_implementation=self.mesh_implementation,
       shard_state=self.shard_state,
       reshard_after_forward=self.reshard_after_forward,
+      precision=self.precision,
       settings=dataclasses.replace(part(TrainerSettings, self), seed=seeds.weights),
     )
     estimator = get_estimator(**(given | others))

@@ -70,6 +70,7 @@ def tpu_estimator_model_fn(
   mesh_implementation: str = "auto",
   shard_state: str | Sequence[str] = "",
   reshard_after_forward: bool = True,
+  precision: str | None = None,
   settings: TrainerSettings | None = None,
   held_out: MakeDatasets | None = None,
   held_out_texts: MakeEvalDatasets | None = None,
@@ -112,6 +113,7 @@ def tpu_estimator_model_fn(
     mesh_implementation: see `mesh_setup.make_mesh_impl`.
     shard_state: likewise.
     reshard_after_forward: likewise.
+    precision: see `model_building.dtype_of_precision`.
     settings: those of the trainer which are no argument here.
     held_out: makes the data sets of evaluations during training; see `Trainer`.
     held_out_texts: returns those of them that may be decoded; see `Trainer`.
@@ -161,6 +163,7 @@ def tpu_estimator_model_fn(
     outer_batch_size=outer_batch_size,
     variable_filter=variable_filter,
     ensemble_inputs=ensemble_inputs,
+    precision=precision,
     settings=settings,
   )
   return Trainer(
@@ -230,8 +233,8 @@ def get_estimator(
     init_checkpoint: a checkpoint to start from if `model_dir` has none.
     mesh_devices: names of devices; see `mesh_setup.make_mesh_impl`.
     score_in_predict_mode: True if `predict` scores given targets instead of generating outputs.
-    **options: `mesh_implementation`, `shard_state`, `reshard_after_forward`, `settings`,
-      `held_out`, `held_out_texts`; see `tpu_estimator_model_fn`.
+    **options: `mesh_implementation`, `shard_state`, `reshard_after_forward`, `precision`,
+      `settings`, `held_out`, `held_out_texts`; see `tpu_estimator_model_fn`.
   """
   del tpu_job_name, cluster
   mesh_shape = mtf.convert_to_shape(mesh_shape)

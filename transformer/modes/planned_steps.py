@@ -9,6 +9,7 @@ import gin
 
 import mesh_tensorflow as mtf
 from mesh_settings.run import RunSettings
+from mesh_settings.trainer import TrainerSettings
 from mesh_tensorflow.arguments.declared import COUNT, affects, takes
 from mesh_tensorflow.errors import ConfigError
 from mesh_tensorflow.meshes.layout import names_of_dimensions
@@ -30,6 +31,7 @@ def make_steps(
   batch_size: int,
   sequence_length: dict[str, int],
   vocab_size: int | tuple[int, int] | None = None,
+  precision: str | None = None,
 ) -> ModelSteps:
   """The programs of the model that gin describes, for a mesh that need not be there.
 
@@ -40,6 +42,7 @@ def make_steps(
     batch_size: sequences in a batch.
     sequence_length: dict from feature to number of tokens.
     vocab_size: number of ids, or a pair for inputs and targets.
+    precision: see `dtype_of_precision`.
 
   Raises:
     ConfigError: `vocab_size` is not given.
@@ -56,7 +59,16 @@ def make_steps(
   )
   # Of the base class: it knows the sizes of slices, and has no devices.
   mesh_impl = mtf.MeshImpl(mesh_shape, layout_rules)
-  return ModelSteps(model, mesh_impl, model_type, batch_size, sequence_length)
+  return ModelSteps(
+    model,
+    mesh_impl,
+    model_type,
+    batch_size,
+    sequence_length,
+    precision=precision,
+    # What skips updates costs nothing that a plan would count.
+    settings=TrainerSettings(loss_scale=None),
+  )
 
 
 def plan(steps: ModelSteps, optimizer: Callable[..., mtf.optimize.Optimizer]) -> mtf.Report:
@@ -128,15 +140,22 @@ class StepMaker:
     """
     model_type, lengths = self._settings.model_type, dict(self._lengths)
     steps = make_steps(
-      model_type, mesh_shape, layout_rules, self.batch_size, lengths, **self._sizes
+      model_type,
+      mesh_shape,
+      layout_rules,
+      self.batch_size,
+      lengths,
+      precision=self._settings.precision,
+      **self._sizes,
     )
     # A search goes over meshes that need not have these dimensions.
     names = names_of_dimensions(self._settings.shard_state)
     steps.mesh_impl = steps.mesh_impl.with_sharded_state(
       [n for n in names if n in mesh_shape.dimension_names], self._settings.reshard_after_forward
     )
-    # What skips updates costs nothing that a plan would count.
-    steps.settings = dataclasses.replace(variant.applied(self._settings), nonfinite="stop")
+    steps.settings = dataclasses.replace(
+      variant.applied(self._settings), nonfinite="stop", loss_scale=None
+    )
     variant.set_on(steps.model)
     return steps
 
