@@ -23,6 +23,7 @@ from mesh_tensorflow import errors
 from mesh_tensorflow.arguments.declared import affects
 from mesh_tensorflow.operations.indexing import ScatterAddOperation
 from mesh_tensorflow.transformer.model.context import Context
+from mesh_tensorflow.transformer.model.token_loss import exact_dtype
 from mesh_tensorflow.transformer.model.unitransformer import Unitransformer
 from mesh_tensorflow.transformer.model.vocab_embedding import without_padding
 from mesh_tensorflow.transformer.vocab_embeddings import (
@@ -256,11 +257,13 @@ def _cluster_loss(
   context: Context,
 ) -> mtf.Tensor:
   """The divided sum of the cross entropies at positive targets."""
+  logits = _cluster_logits(cluster, hidden, context)
   loss = mtf.layers.softmax_cross_entropy_with_logits(
-    _cluster_logits(cluster, hidden, context),
+    logits,
     targets - cluster.start if cluster.start else targets,
     cluster.vocab_dim,
     z_loss=decoder.z_loss,
+    loss_dtype=exact_dtype(logits.dtype),
   )
   return _weighted_sum(loss, targets, decoder, context)
 

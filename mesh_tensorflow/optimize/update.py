@@ -128,14 +128,15 @@ def write_slot(
   Returns:
     What the assignments returned.
   """
+  laid_out: LaidOutVariable = lowering.variables[slot]
   if slot.compact is None:
-    return lowering.variables[slot].write_shards(values)
+    return laid_out.write_shards(values)
   key, of_slot = lowering.random_key(op), random_bits.name_key(slot.full_name)
   if isinstance(key, int):
     key = random_bits.fold(key, of_slot)
   else:
     key = lowering.mesh_impl(op).slicewise(lambda k: random_bits.fold(k, of_slot), key)
-  return lowering.variables[slot].write_shards(values, key)
+  return laid_out.write_shards(values, key)
 
 
 def slices_of(lowering: LoweringInProgress, variable: Variable) -> Any:

@@ -23,7 +23,7 @@ _STEPS_TO_GROW = 2000
 def is_scaled(settings: TrainerSettings, activation_dtype: tf.DType) -> bool:
   """True if the loss of a training is scaled: in float16, unless the settings say otherwise."""
   if settings.loss_scale == "auto":
-    return activation_dtype == tf.float16
+    return bool(activation_dtype == tf.float16)
   return settings.loss_scale is not None
 
 

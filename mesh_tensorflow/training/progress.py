@@ -386,6 +386,8 @@ class TrainingProgress:
     self._metrics.write(step, {"loss": loss, **told})
     if self._watch is not None:
       norm = extra.get(reported.GRADIENT_NORM)
+      if norm is not None and self._skipped and not math.isfinite(norm):
+        norm = None  # Of a step that was skipped: the line has told so.
       for text in self._watch.look(step, loss, learning_rate, norm):
         _LOG.warning("%s", text)
     self._window = []

@@ -23,6 +23,7 @@ from mesh_tensorflow.meshes.layout import LayoutLike
 from mesh_tensorflow.operations.global_step import get_global_step
 from mesh_tensorflow.program.dimensions import ShapeLike
 from mesh_tensorflow.transformer.model.bitransformer import Bitransformer, make_bitransformer
+from mesh_tensorflow.transformer.model.token_loss import exact_dtype
 from mesh_tensorflow.transformer.model.unitransformer import Unitransformer
 
 _MODULE = "mesh_tensorflow.transformer.transformer"
@@ -127,7 +128,11 @@ class StudentTeacher:
       mtf.softmax(teacher_logits * (1.0 / temperature), reduced_dim=vocab_dim)
     )
     soft_loss = mtf.layers.softmax_cross_entropy_with_logits(
-      logits * (1.0 / temperature), soft_targets, vocab_dim, z_loss=self.student.z_loss
+      logits * (1.0 / temperature),
+      soft_targets,
+      vocab_dim,
+      z_loss=self.student.z_loss,
+      loss_dtype=exact_dtype(logits.dtype),
     )
     weights = mtf.cast(mtf.greater(targets, 0), soft_loss.dtype)
     soft_loss = mtf.einsum([soft_loss, weights], output_shape=[])

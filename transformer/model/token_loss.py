@@ -22,6 +22,11 @@ from mesh_tensorflow.transformer.model.sequence_utils import delimited_lm_inputs
 _LOG = logging.getLogger("mesh_tensorflow")
 
 
+def exact_dtype(dtype: tf.DType) -> tf.DType:
+  """The dtype of losses: float32 at least. Sums of thousands need more digits than 16 bits have."""
+  return tf.float32 if dtype.size < 4 else dtype
+
+
 class TokenLoss:
   """Mixin of a `Unitransformer`, whose arguments of these names are its attributes."""
 
@@ -99,8 +104,7 @@ class TokenLoss:
       num_classes=num_classes,
       # It helps to train, and is no part of the likelihood that an evaluation reports.
       z_loss=self.z_loss if context.train else 0.0,
-      # Sums of thousands: in 16 bits they would be rounded to a few digits.
-      loss_dtype=tf.float32 if logits.dtype.size < 4 else None,
+      loss_dtype=exact_dtype(logits.dtype),
     )
     total = mtf.einsum([loss, mtf.cast(counted, loss.dtype)], output_shape=[])
     return total * (1.0 / self.loss_denominator(targets, context.num_microbatches))

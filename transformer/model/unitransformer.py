@@ -24,7 +24,11 @@ from mesh_tensorflow.transformer.model.sequence_utils import (
   round_up_to_multiple,
   sinusoid_positional_embedding_weights,
 )
-from mesh_tensorflow.transformer.model.token_loss import MultiTokenPrediction, TokenLoss
+from mesh_tensorflow.transformer.model.token_loss import (
+  MultiTokenPrediction,
+  TokenLoss,
+  exact_dtype,
+)
 from mesh_tensorflow.transformer.model.vocab_embedding import (
   get_vocab_embedding_cls,
   reduce_ensemble_logits,
@@ -420,4 +424,6 @@ class Unitransformer(TokenLoss, Generation):
     with mtf.variable_scope(self.name):
       logits = self._call_internal(context, inputs, targets)
     step_sums.record(inputs.graph, context.step_sums or [])
-    return logits, mtf.add_n(context.losses or []) if compute_loss else None
+    # Layers' own losses are of their activations' dtype.
+    losses = [mtf.cast(x, exact_dtype(x.dtype)) for x in context.losses or []]
+    return logits, mtf.add_n(losses) if compute_loss else None
