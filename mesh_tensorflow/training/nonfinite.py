@@ -13,8 +13,11 @@ import tensorflow as tf
 from mesh_settings.trainer import TrainerSettings
 from mesh_tensorflow import ops
 from mesh_tensorflow.errors import NonFiniteError
+from mesh_tensorflow.meshes.for_operations import LoweringInProgress
+from mesh_tensorflow.meshes.laid_out import LaidOut, LazyAllreduceSum
 from mesh_tensorflow.meshes.mesh_impl import MeshImpl
 from mesh_tensorflow.operations.variables import Variable
+from mesh_tensorflow.program.dimensions import Shape
 from mesh_tensorflow.program.graph import Graph, Operation, Tensor
 from mesh_tensorflow.running.lowering import Lowering
 
@@ -94,15 +97,33 @@ class LossCheck:
 
 def count(x: Tensor) -> Tensor:
   """Number of elements of a tensor that are NaN or infinite, as a float32 scalar."""
-  return ops.reduce_sum(
-    ops.slicewise(
-      lambda s: tf.cast(tf.logical_not(tf.math.is_finite(s)), tf.float32),
-      [x],
-      output_dtype=tf.float32,
-      splittable_dims=x.shape.dims,
-    ),
-    output_shape=[],
-  )
+  return _CountNonFinite(x).outputs[0]
+
+
+class _CountNonFinite(Operation):
+  """The count; of a gradient whose update needs only shards, each processor counts in its own."""
+
+  reads_shards = True
+
+  def __init__(self, x: Tensor):
+    super().__init__([x], name="count_nonfinite")
+    self._outputs = [Tensor(self, Shape([]), tf.float32)]
+
+  @property
+  def has_gradient(self) -> bool:
+    return False
+
+  def lower(self, lowering: LoweringInProgress) -> None:
+    x, impl = self._inputs[0], lowering.mesh_impl(self)
+    stored = impl.stored_layout(x.shape)
+    found: LaidOut = impl.slicewise(
+      lambda s: tf.reduce_sum(tf.cast(tf.logical_not(tf.math.is_finite(s)), tf.float32)),
+      impl.to_shards(lowering.tensors[x], x.shape, stored),
+    )
+    axes = [a for a in stored.tensor_layout(x.shape) if a is not None and impl.shape[a].size > 1]
+    if axes:  # Pending: the counts of many tensors are added before they are exchanged.
+      found = LazyAllreduceSum(impl, found, axes)
+    lowering.set_tensor_lowering(self._outputs[0], found)
 
 
 def skip_updates(graph: Graph, tensors: Sequence[Tensor]) -> Tensor:

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 import mesh_tensorflow as mtf
 from mesh_tensorflow import checkpoint, optimize
 from mesh_tensorflow.errors import LayoutError
+from mesh_tensorflow.training import nonfinite
 
 BATCH, D, F, ODD = (mtf.Dimension(n, s) for n, s in [("batch", 8), ("d", 8), ("f", 16), ("odd", 5)])
 RNG = np.random.default_rng(0)
@@ -395,3 +396,38 @@ def test_other_layout_rules_keep_the_sharding(cpu_devices):
   other = impl.with_layout("batch:x,f:y")
   assert other.state_dims == ("x",) and not other.reshards_after_forward
   assert impl.with_sharded_state("").state_dims == ()
+
+
+@pytest.mark.parametrize("kind", ["placement", "simd"])
+def test_steps_that_may_be_skipped(kind, cpu_devices):
+  """Each processor counts in its shards, and no whole gradient is summed."""
+  found = {}
+  for sharding in ("", "x"):
+    impl = make_impl(kind, cpu_devices, "x:2", "batch:x", sharding, reshard=False)
+    summed = []
+    allreduce = type(impl).allreduce
+
+    def spy(self, x, *args, allreduce=allreduce, summed=summed):
+      summed.append(list(x.to_laid_out_tensor().slice_shape))
+      return allreduce(self, x, *args)
+
+    def step(impl=impl):
+      graph = mtf.Graph()
+      mesh = mtf.Mesh(graph, "m")
+      loss = loss_of(mesh)
+      variables = graph.trainable_variables
+      gradients = mtf.gradients([loss], [v.outputs[0] for v in variables])
+      optimize.AdamWOptimizer(0.01).apply_grads(gradients, variables)
+      bad = nonfinite.skip_updates(graph, [loss, *gradients])
+      lowering = mtf.Lowering(graph, {mesh: impl})
+      return lowering.export_to_tf_tensor(loss), lowering.export_to_tf_tensor(bad)
+
+    with pytest.MonkeyPatch.context() as patch:
+      patch.setattr(type(impl), "allreduce", spy)
+      fn = tf.function(lambda impl=impl, step=step: impl.run(step), autograph=False)
+      for _ in range(3):
+        loss, bad = fn()
+    assert float(bad) == 0
+    found[sharding] = [float(loss)], {v.name: v.numpy() for v in impl.variable_store}
+    assert any(len(sizes) == 2 for sizes in summed) == (sharding == "")
+  check_equal(found["x"], found[""])
