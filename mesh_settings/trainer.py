@@ -130,13 +130,13 @@ class TrainerSettings:
     one_of(NONFINITE),
   )
   loss_scale: Any = setting(
-    'in training, what the loss is multiplied by, and its gradients divided by: "auto": in float16 '
-    "a scale that adapts (it is halved by a step whose gradients are not finite, which updates "
-    "nothing, and doubled after 2,000 others), else none; a number; or None.",
+    'in training, what the loss is multiplied by, and its gradients divided by: "dynamic": a scale '
+    "that is halved by a step whose gradients are not finite, which updates nothing, and doubled "
+    'after 2,000 others; "auto": such a one in float16, else none; a number; or None.',
     "auto",
     Rule(
-      "'auto', a number above 0, or None",
-      lambda x: x is None or x == "auto" or (is_number(x) and x > 0),
+      "'auto', 'dynamic', a number above 0, or None",
+      lambda x: x in (None, "auto", "dynamic") or (is_number(x) and x > 0),
     ),
   )
   gradient_dtype: str | None = setting(

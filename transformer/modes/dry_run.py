@@ -15,12 +15,7 @@ from mesh_tensorflow.transformer.data.vocabularies.base import Vocabularies, as_
 from mesh_tensorflow.transformer.model.model_steps import ModelSteps
 from mesh_tensorflow.transformer.modes import job
 from mesh_tensorflow.transformer.modes.job import Job, mode
-from mesh_tensorflow.transformer.modes.planned_steps import (
-  count_parameters,
-  make_steps,
-  plan,
-  vocabulary_sizes,
-)
+from mesh_tensorflow.transformer.modes.planned_steps import StepMaker, count_parameters, plan
 from mesh_tensorflow.transformer.training.trainer import open_data
 
 # Of a batch so many rows are shown, of a row so many sequences, of a text so many characters.
@@ -40,15 +35,8 @@ def _check(settings: RunSettings) -> None:
 @mode("dry_run", on_devices=False, check=_check)
 def run_dry_run(job: Job) -> mtf.Report:
   """Builds and plans the training, reads one batch of its data, and shows examples of it."""
-  steps = make_steps(
-    job.model_type,
-    job.mesh_shape,
-    job.layout_rules,
-    job.batch_size,
-    job.sequence_length,
-    precision=job.precision,
-    **vocabulary_sizes(job.vocabulary),
-  )
+  make = StepMaker(job.settings, job.sequence_length, job.batch_size)
+  steps = make.steps(job.mesh_shape, job.layout_rules)
   print(f"{count_parameters(steps):,} parameters", flush=True)
   report = plan(steps, job.optimizer)
   print(report.to_text(rows=3), flush=True)

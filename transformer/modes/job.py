@@ -116,6 +116,8 @@ class Job(RunSettings):
       )
     lengths = _lengths(mode, settings)
     mesh_shape, layout_rules, settings = _mesh_and_layout(mode, settings, bool(tpu), lengths)
+    # In a plan and a dry run, too, for which no mesh is made.
+    mtf.MeshImpl(mesh_shape, "").with_sharded_state(settings.shard_state)
     given = {name: getattr(settings, name) for name in settings_of(RunSettings)}
     resolved = {
       "settings": settings,

@@ -69,9 +69,12 @@ def test_texts_are_continued_with_shards(whole):
   assert plain == small_lm.infer(folder, ["To be"], *MESH, *SHARDINGS["all"], step=4)
 
 
-def test_a_dimension_that_the_mesh_has_not(tmp_path):
+@pytest.mark.parametrize("mode", ["train", "plan", "dry_run"])
+def test_a_dimension_that_the_mesh_has_not(mode, tmp_path):
   with pytest.raises(LayoutError, match="sharded over 'data'.*it has batch, model"):
-    small_lm.run(tmp_path, *MESH, "run.shard_state = 'data'", text=small_lm.TEXT)
+    small_lm.run(
+      tmp_path, *MESH, "run.shard_state = 'data'", f"run.mode = '{mode}'", text=small_lm.TEXT
+    )
 
 
 @pytest.mark.subprocess
