@@ -305,3 +305,21 @@ def test_a_checkpoint_without_the_slots(cpu_devices, tmp_path):
   train(second, OPTIMIZERS["adamw"]().with_state_dtype("int8"), some_steps(1))
   with pytest.raises(CheckpointError, match="missing in the checkpoint"):
     checkpoint.Checkpointer(str(tmp_path), second.variable_store).restore()
+
+
+@pytest.mark.parametrize("dtype", ["float32", *COMPACT])
+def test_a_plan_counts_the_bytes(dtype, cpu_devices):
+  impl = make_impl("simd", cpu_devices, "x:2,y:2", "b:y", "x")
+
+  @mtf.function(impl, [mtf.TensorSpec("n:4 a:64")])
+  def step(x):
+    w = mtf.get_variable(x.mesh, "w", "a:64 b:128")
+    loss = mtf.reduce_mean(mtf.square(mtf.einsum([x, w], mtf.convert_to_shape("n:4 b:128"))))
+    optimize.AdamWOptimizer(0.01).with_state_dtype(dtype).minimize(loss)
+    return loss
+
+  step(np.ones([4, 64], np.float32))
+  # What a program has that draws no random numbers.
+  names = [v for v in impl.variable_store if not v.name.startswith("_")]
+  held = sum(int(np.prod(v.slice_shape)) * v.slice_dtype.size for v in names)
+  assert mtf.describe(step).memory.variables == pytest.approx(held, abs=8)
