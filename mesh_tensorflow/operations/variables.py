@@ -117,7 +117,7 @@ def convert_to_variable_dtype(dtype: object, of: str = "variable_dtype") -> Vari
 
 @dataclasses.dataclass(frozen=True)
 class Compact:
-  """How a running average is kept in fewer bits than its values have.
+  """Form of a running average that is kept in fewer bits than its values have.
 
   Attributes:
     scales: the variables of the scales of 8 bits, see `compact.encode`; () of bfloat16.

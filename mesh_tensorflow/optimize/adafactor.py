@@ -120,7 +120,7 @@ class AdafactorUpdateOperation(Operation):
 
   @property
   def draws_random_numbers(self) -> bool:
-    """Whether slots are rounded stochastically."""
+    """True if slots are rounded stochastically."""
     return any(s.compact for s in self._slots.values())
 
   def lower(self, lowering: LoweringInProgress) -> None:

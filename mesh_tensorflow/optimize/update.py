@@ -66,7 +66,7 @@ class UpdateOperation(Operation):
 
   @property
   def draws_random_numbers(self) -> bool:
-    """Whether slots are rounded stochastically."""
+    """True if slots are rounded stochastically."""
     return any(s.compact for s in self._slots)
 
   def step(self, w: tf.Variable, *args: Any, **kwargs: Any) -> tuple[Any, ...]:

@@ -164,7 +164,7 @@ class _UpdatesIfFinite(Operation):
 
   @property
   def draws_random_numbers(self) -> bool:
-    """Whether an update does."""
+    """True if an update does."""
     return any(getattr(op, "draws_random_numbers", False) for op in self._updates)
 
   def verify_layout(self, mesh_impl: MeshImpl) -> None:
