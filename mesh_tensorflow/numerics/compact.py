@@ -16,6 +16,8 @@ from collections.abc import Sequence
 
 import tensorflow as tf
 
+from mesh_tensorflow.numerics import kernels
+
 __all__ = [
   "base_of_codes",
   "decode",
@@ -57,7 +59,7 @@ def round_to_bfloat16(x: tf.Tensor, words: tf.Tensor) -> tf.Tensor:
   # added, happens with the probability that is wanted.
   bits = tf.bitcast(x, tf.uint32) + tf.cast(words, tf.uint32)
   rounded = tf.bitcast(tf.bitwise.bitwise_and(bits, tf.constant(0xFFFF0000, tf.uint32)), tf.float32)
-  return tf.cast(tf.where(tf.math.is_finite(x), rounded, x), tf.bfloat16)
+  return tf.cast(kernels.where(tf.math.is_finite(x), rounded, x), tf.bfloat16)
 
 
 def scales(x: tf.Tensor) -> list[tf.Tensor]:

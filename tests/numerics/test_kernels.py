@@ -238,6 +238,7 @@ _FEW_AXES = {
   "optimize/averaging.py": 1,
   "sparse/lookup.py": 2,
   "sparse/routing.py": 7,
+  "training/loss_scale.py": 3,
   "training/reported.py": 2,
 }
 

@@ -61,6 +61,7 @@ _CONFIG = """
 --set=d_ff=8               | --set=d_ff=8
 --model_dir=m              | --model_dir=m
 --batch_size=3             | run.batch_size = 3
+--precision=bfloat16       | run.precision = 'bfloat16'
 """
 _MESH = """
 --mesh=batch:2             | run.mesh_shape = 'batch:2'
