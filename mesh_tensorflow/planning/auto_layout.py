@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import dataclasses
 import textwrap
 import time
@@ -15,7 +16,7 @@ from mesh_tensorflow.planning.evaluation import Evaluator, bytes_of_variable
 from mesh_tensorflow.planning.machine import Machine, convert_to_machine
 from mesh_tensorflow.planning.pieces import Pieces
 from mesh_tensorflow.planning.program import Program, machine_of
-from mesh_tensorflow.planning.search import Best, Found, Task
+from mesh_tensorflow.planning.search import Best, Found, Sharding, Task
 from mesh_tensorflow.planning.text import WIDTH, format_bytes, format_seconds, table
 from mesh_tensorflow.program.dimensions import Shape, ShapeLike, convert_to_shape
 from mesh_tensorflow.program.graph import Graph, Tensor
@@ -43,6 +44,9 @@ class LayoutChoice:
     memory_limit: bytes that a device has.
     search_seconds: how long the search took.
     settings: name of the chosen program of `choices`; "" if there were none.
+    shard_state: mesh dimensions over which variables are stored in shards; see
+      `MeshImpl.with_sharded_state`.
+    reshard_after_forward: likewise.
   """
 
   mesh_shape: Shape
@@ -55,6 +59,16 @@ class LayoutChoice:
   memory_limit: float
   search_seconds: float
   settings: str = ""
+  shard_state: tuple[str, ...] = ()
+  reshard_after_forward: bool = True
+
+  @property
+  def built_with(self) -> str:
+    """What is chosen besides mesh and layout, in words."""
+    words = [self.settings] if self.settings else []
+    if self.shard_state:
+      words.append(f"state in shards{'' if self.reshard_after_forward else ', gathered once'}")
+    return ", ".join(words)
 
   def why_unsplit(self) -> str:
     """Why the layout splits nothing over the mesh, with figures; "" if it splits something."""
@@ -85,9 +99,9 @@ class LayoutChoice:
       for c in choices
     ]
     columns = ["mesh", "a step", "a device"]
-    if any(c.settings for c in choices):
+    if any(c.built_with for c in choices):
       columns.append("built with")
-      rows = [[*row, c.settings or "as given"] for row, c in zip(rows, choices)]
+      rows = [[*row, c.built_with or "as given"] for row, c in zip(rows, choices)]
     header, *lines = table(columns, rows, len(rows)).split("\n")
     first = (
       f"Layouts for {self.machine.name}, with {format_bytes(int(self.memory_limit))} a device; "
@@ -120,6 +134,7 @@ def auto_layout(
   alternatives: int = 9,
   time_limit: float = 60.0,
   choices: Mapping[str, Graph | Function | Callable[[], object]] | None = None,
+  shard_state: bool = False,
 ) -> LayoutChoice:
   """Finds the layout with the least predicted step time among those that fit into memory.
 
@@ -142,6 +157,9 @@ def auto_layout(
       recomputation, microbatches, another optimizer. Graphs, functions, or functions without
       arguments that make one. One of them is taken where it is faster, or where the program itself
       does not fit; `settings` of the result says which.
+    shard_state: whether variables may be stored in shards over all dimensions of the mesh, as by
+      `MeshImpl.with_sharded_state`, where a layout does not fit otherwise; `shard_state` of the
+      result says if they are. False: as the mesh of an `mtf.function` has them.
 
   Returns:
     A `LayoutChoice`, which prints as a table.
@@ -176,16 +194,23 @@ def auto_layout(
     memory_limit = chosen.memory_of_each(size)
   programs = {"": what, **_programs(choices)}
   tasks = _tasks(programs, chosen, rules, float(memory_limit), shape, size)
-  best, proven = _searched(tasks, size, 1 + alternatives, started, time_limit)
+  best, proven = _searched(tasks, shard_state, size, 1 + alternatives, started, time_limit)
   took = time.monotonic() - start
   made = [_choice(f, tasks[0], proven, took) for f in best.found]
   return dataclasses.replace(made[0], alternatives=tuple(made[1:]))
 
 
 def _searched(
-  tasks: Sequence[Task], devices: int, count: int, started: float, time_limit: float
+  tasks: Sequence[Task],
+  shard_state: bool,
+  devices: int,
+  count: int,
+  started: float,
+  time_limit: float,
 ) -> tuple[Best, bool]:
   """Searches for the best layouts; also returns whether the search was complete.
+
+  Shards only take less memory: they are looked at where that was short.
 
   Raises:
     OutOfMemoryError: none fits.
@@ -193,10 +218,16 @@ def _searched(
   best, proven = Best(count), True
   # Reading a large program may use up the limit; the search gets some time all the same.
   end = max(started + time_limit, time.thread_time() + _SEARCH * time_limit)
-  for i, task in enumerate(tasks):
-    now = time.thread_time()
+  open_ = collections.deque(tasks)
+  in_shards = [t.in_shards(again) for t in tasks if shard_state for again in (False, True)]
+  while open_:
+    task, now = open_.popleft(), time.thread_time()
     # Time that one task leaves unused is shared by the others.
-    proven = task.search(best, now + (end - now) / (len(tasks) - i)) and proven
+    left = 1 + len(open_) + len(in_shards)
+    proven = task.search(best, now + (end - now) / left) and proven
+    if not open_ and in_shards and any(t.short_of_memory for t in tasks):
+      open_.extend(in_shards)
+      tasks, in_shards = [*tasks, *in_shards], []
   if not best.found:
     nearest = _nearest(tasks, time.thread_time() + _NEAREST * time_limit)
     if nearest is None or nearest.memory.total > tasks[0].limit:
@@ -224,7 +255,9 @@ def _tasks(
   for name, program in programs.items():
     graph, outputs = program.build()
     try:
-      task = Task(Evaluator(graph, outputs, pieces), machine, rules, limit, name)
+      impl = program.mesh_impl
+      sharding = Sharding(impl.state_dims, impl.reshards_after_forward) if impl else Sharding()
+      task = Task(Evaluator(graph, outputs, pieces), machine, rules, limit, name, sharding)
       if shape is not None:
         task.on_given(shape)
       else:
@@ -266,25 +299,29 @@ def _nothing_fits(
   """Builds the error if no layout fits; it describes the layout of least memory."""
   limit = format_bytes(int(tasks[0].limit))
   none = "no layout fits" if proven else "no layout was found that fits"
-  several = f", of {len(tasks)} ways to build the program" if len(tasks) > 1 else ""
+  programs = len({t.settings for t in tasks})
+  several = f", of {programs} ways to build the program" if programs > 1 else ""
   text = f"{none} into the {limit} of a device, of {devices}{several}"
   if nearest is None:
     return OutOfMemoryError(f"{text}; the search for the one that needs least ran out of time")
   m = nearest.memory
-  (task,) = [t for t in tasks if t.settings == nearest.settings]
+  (task,) = [t for t in tasks if (t.settings, t.sharding) == nearest.built_as()[1:]]
   sizes = {v.full_name: bytes_of_variable(v) for v in task.evaluator.variables}
   whole = sorted(sizes.items(), key=lambda v: -v[1])
   variables = ", ".join(f"{n} {format_bytes(b)}" for n, b in whole[:3])
   largest = ", ".join(f"{h.name} {format_bytes(h.bytes)}" for h in m.largest[:3])
   rules = ",".join(f"{d}:{nearest.mesh_shape[a].name}" for d, a in sorted(nearest.layout.items()))
-  built = f"{nearest.settings}, " if nearest.settings else ""
-  less = "" if several else ", microbatches or recomputation"
+  choice = _choice(nearest, task, proven, 0.0)
+  built = f"{choice.built_with}, " if choice.built_with else ""
+  ways = [] if several else ["microbatches", "recomputation"]
+  ways += [] if choice.shard_state else ["state in shards"]
+  less = ["More devices", "a smaller batch", *ways]
   return OutOfMemoryError(
     f"{text}. Nearest is {built}{rules or 'no rule'} on the mesh {nearest.mesh_shape.to_string}, "
     f"with {format_bytes(m.total)} a device: variables {format_bytes(m.variables)} (the largest, "
     f"whole: {variables or 'none'}), inputs {format_bytes(m.inputs)}, activations "
     f"{format_bytes(m.activations)} at {m.peak_operation} (the largest: {largest or 'none'}). "
-    f"More devices{' or' if several else ','} a smaller batch{less} need less"
+    f"{', '.join(less[:-1])} or {less[-1]} need less"
   )
 
 
@@ -301,6 +338,8 @@ def _choice(found: Found, task: Task, proven: bool, took: float) -> LayoutChoice
     memory_limit=task.limit,
     search_seconds=took,
     settings=found.settings,
+    shard_state=found.sharding.over(found.mesh_shape),
+    reshard_after_forward=found.sharding.reshard_after_forward,
   )
 
 

@@ -92,6 +92,8 @@ class Report:
     title: name of the program.
     mesh_shape: the mesh shape.
     layout: the `LayoutRules`.
+    shard_state: mesh dimensions over which variables are stored in shards.
+    reshard_after_forward: of these, whether weights are gathered anew before each use.
     rules: a `RuleMatch` for each rule.
     idle_mesh_dimensions: names of the mesh dimensions (of more than one device) that split nothing.
     variables: a `Placement` for each variable, those with the largest slices first.
@@ -117,6 +119,7 @@ class Report:
     self.mesh_shape: Shape = impl.shape
     self.layout = impl.layout_rules
     self.shard_state = list(impl.state_dims)
+    self.reshard_after_forward = impl.reshards_after_forward
     self._impl = impl
     self._evaluation = evaluation
     self.operations = list(evaluation.costs.values())

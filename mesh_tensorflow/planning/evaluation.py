@@ -810,7 +810,11 @@ class Evaluator:
     return sets, np.array([[row.get(names, 0) for names in sets] for row in rows], float)
 
   def least_memory(
-    self, layout: Mapping[str, int | None], domains: Mapping[str, set[int]], sizes: Sequence[int]
+    self,
+    layout: Mapping[str, int | None],
+    domains: Mapping[str, set[int]],
+    sizes: Sequence[int],
+    in_shards: bool = False,
   ) -> float:
     """Lower bound of the bytes per device of every layout that extends a partial one.
 
@@ -818,7 +822,10 @@ class Evaluator:
       layout: by name of each decided dimension the mesh axis that splits it, or None.
       domains: by name of a dimension the mesh axes that may split it.
       sizes: of the mesh axes.
+      in_shards: whether variables, and gradients of them, are in shards over all mesh axes.
     """
+    if in_shards:
+      return sum(bytes_of_variable(v) for v in self.variables) / math.prod(sizes)
     sets, amounts = self._bound_amounts
     parts = np.array([most_parts(s, layout, domains, sizes) for s in sets], float)
     return float((amounts / parts).sum(axis=1).max()) if len(parts) else 0.0

@@ -4,10 +4,14 @@ A layout's time is the sum of its chains' (`planning.evaluation`). With some dim
 chain all of whose dimensions are is exact; another takes at least its whole work divided by the
 most parts that are still possible. What is at least as slow as the worst of those to be kept, or
 cannot fit, is left out. So what is found is the best, unless time runs out.
+
+Variables in shards (`Sharding`) need less memory, and are predicted to take no less time: their
+layouts are bounded by the time that they take unsharded.
 """
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import itertools
 import math
@@ -101,6 +105,29 @@ class BranchAndBound:
         del layout[d]
 
 
+@dataclasses.dataclass(frozen=True)
+class Sharding:
+  """How variables are stored in shards; see `MeshImpl.with_sharded_state`.
+
+  Attributes:
+    mesh_dims: names of mesh dimensions, as far as the mesh has them; None: all of the mesh.
+    reshard_after_forward: whether weights are gathered anew before each use.
+  """
+
+  mesh_dims: tuple[str, ...] | None = ()
+  reshard_after_forward: bool = True
+
+  def over(self, mesh_shape: Shape) -> tuple[str, ...]:
+    """The dimensions of a mesh over which variables are in shards.
+
+    Args:
+      mesh_shape: the mesh shape.
+    """
+    sizes = {m.name: m.size for m in mesh_shape}
+    names = sizes if self.mesh_dims is None else self.mesh_dims
+    return tuple(n for n in names if sizes.get(n, 1) > 1)
+
+
 @dataclasses.dataclass
 class Found:
   """A layout that was found.
@@ -111,6 +138,7 @@ class Found:
     layout: mesh axis by dimension name.
     mesh_shape: the mesh shape.
     settings: which of several programs.
+    sharding: how variables are stored in shards.
   """
 
   seconds: float
@@ -118,16 +146,21 @@ class Found:
   layout: dict[str, int]
   mesh_shape: Shape
   settings: str = ""
+  sharding: Sharding = Sharding()
 
   def is_like(self, other: Found) -> bool:
     """True if the two differ at most by rules that change neither time nor memory."""
-    if (self.mesh_shape, self.settings) != (other.mesh_shape, other.settings):
+    if self.built_as() != other.built_as():
       return False
     mine, others = set(self.layout.items()), set(other.layout.items())
     return (mine <= others or mine >= others) and all(
       math.isclose(a, b, rel_tol=_ALIKE)
       for a, b in [(self.seconds, other.seconds), (self.memory.total, other.memory.total)]
     )
+
+  def built_as(self) -> tuple[Shape, str, Sharding]:
+    """All that it is but the layout."""
+    return self.mesh_shape, self.settings, self.sharding
 
   def order(self) -> tuple[float, int, int, list[tuple[str, int]], str]:
     rules = sorted(self.layout.items())
@@ -249,6 +282,10 @@ class Search(BranchAndBound):
     most_idle: most mesh axes that may split nothing, or None for any number. (If the mesh shape is
       free, layouts with two idle axes are found on a mesh that has their product.)
     settings: which of several programs it is.
+    sharding: how variables are stored in shards.
+
+  Attributes:
+    short_of_memory: whether a layout was left out as it does not fit.
   """
 
   def __init__(
@@ -261,8 +298,11 @@ class Search(BranchAndBound):
     for_memory: bool = False,
     most_idle: int | None = None,
     settings: str = "",
+    sharding: Sharding = Sharding(),
   ):
     self.times, self.evaluator = times, times.evaluator
+    self.sharding, self._sharded = sharding, bool(sharding.over(mesh.shape))
+    self.short_of_memory = False
     self.mesh_shape, self.domains, self.fixed = mesh.shape, mesh.domains, mesh.fixed
     self.sizes = mesh.shape.to_integer_list
     self.memory_limit, self.best, self.for_memory = memory_limit, best, for_memory
@@ -357,10 +397,11 @@ class Search(BranchAndBound):
     return self.best.bound
 
   def bound(self, d: str, layout: dict[str, int | None], state: Any) -> tuple[float, Any] | None:
-    least = self.evaluator.least_memory(layout, self.domains, self.sizes)
+    least = self.evaluator.least_memory(layout, self.domains, self.sizes, self._sharded)
     if self.for_memory:
       return least, state
     if self.memory_limit is not None and least > self.memory_limit:
+      self.short_of_memory = True
       return None
     before, total = state
     values = list(before)
@@ -403,12 +444,31 @@ class Search(BranchAndBound):
     total = self._seconds(chosen)
     if total is None:
       return
-    memory = self.evaluator.memory(chosen, self.sizes)
+    seconds = total.total
+    if not self.for_memory and seconds >= self.best.bound:
+      return
+    if self._sharded:
+      seconds, memory = self._in_shards(chosen)
+    else:
+      memory = self.evaluator.memory(chosen, self.sizes)
     fits = self.memory_limit is None or memory.total <= self.memory_limit
+    self.short_of_memory = self.short_of_memory or not fits
     # The order of `Best` is by the first figure.
-    order = float(memory.total) if self.for_memory else total.total
+    order = float(memory.total) if self.for_memory else seconds
     if self.for_memory or (order < self.best.bound and fits):
-      self.best.add(Found(order, memory, chosen, self.mesh_shape, self.settings))
+      of = (self.mesh_shape, self.settings, self.sharding)
+      self.best.add(Found(order, memory, chosen, *of))
+
+  def _in_shards(self, layout: Mapping[str, int]) -> tuple[float, Memory]:
+    """Seconds and memory of a layout, with variables in shards."""
+    shape = self.mesh_shape
+    evaluation = self.evaluator.evaluate(
+      shape,
+      LayoutRules([(d, shape[a].name) for d, a in layout.items()]),
+      self.sharding.over(shape),
+      self.sharding.reshard_after_forward,
+    )
+    return evaluation.time(self.times.machine).sums.total, evaluation.memory
 
 
 class Task:
@@ -420,9 +480,11 @@ class Task:
     rules: that the layout must have.
     limit: bytes that a device may hold.
     settings: which of several programs it is.
+    sharding: how its variables are stored in shards.
 
   Attributes:
     meshes: those that are searched.
+    short_of_memory: whether the search has left out a layout as it does not fit.
 
   Raises:
     LayoutError: the rules contradict the program, or each other.
@@ -435,9 +497,10 @@ class Task:
     rules: LayoutRules,
     limit: float,
     settings: str = "",
+    sharding: Sharding = Sharding(),
   ):
     self.evaluator, self.machine, self.rules, self.limit = evaluator, machine, rules, limit
-    self.settings = settings
+    self.settings, self.sharding, self.short_of_memory = settings, sharding, False
     self.free = False  # Whether the mesh shape is.
     self.meshes: list[SearchedMesh] = []
     self._times = ChainTimes(evaluator, machine)
@@ -456,6 +519,16 @@ class Task:
           f"fixed contradicts the program: {d}:{m} and {e}:{n} split {self._with_both(d, e)} over "
           f"mesh dimension {m} twice"
         )
+
+  def in_shards(self, reshard_after_forward: bool) -> Task:
+    """The same task, with variables in shards over all dimensions of each mesh.
+
+    Args:
+      reshard_after_forward: whether weights are gathered anew before each use.
+    """
+    other = copy.copy(self)
+    other.sharding = Sharding(None, reshard_after_forward)
+    return other
 
   def _with_both(self, d: str, e: str) -> Tensor:
     return next(
@@ -584,6 +657,7 @@ class Task:
       search = self._search(mesh, best, deadline, for_memory)
       search.run()
       complete = complete and search.complete
+      self.short_of_memory = self.short_of_memory or search.short_of_memory
     return complete
 
   def consider(self, best: Best, found: Found) -> None:
@@ -594,7 +668,7 @@ class Task:
       found: the layout.
     """
     for mesh in self.meshes:
-      if (mesh.shape, self.settings) == (found.mesh_shape, found.settings):
+      if (mesh.shape, self.settings, self.sharding) == found.built_as():
         search = self._search(mesh, best)
         search.most_idle = None
         search.consider(found.layout)
@@ -611,6 +685,7 @@ class Task:
       for_memory=for_memory,
       most_idle=1 if self.free and not for_memory else None,
       settings=self.settings,
+      sharding=self.sharding,
     )
 
 

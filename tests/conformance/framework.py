@@ -82,10 +82,14 @@ T = Input
 
 @dataclasses.dataclass(frozen=True)
 class Layout:
-  """A mesh shape and layout rules, as text."""
+  """A mesh shape and layout rules, as text, and whether variables are stored in shards.
+
+  Shards are over all mesh dimensions: each cuts what no rule splits over it.
+  """
 
   mesh: str
   rules: str
+  shards: bool = False
 
   @functools.cached_property
   def _axes(self) -> dict[str, mtf.Dimension]:
@@ -113,7 +117,7 @@ class Layout:
     return mtf.convert_to_shape(self.mesh).size
 
   def __str__(self) -> str:
-    return f"mesh {self.mesh}, layout {self.rules or '(none)'}"
+    return f"mesh {self.mesh}, layout {self.rules or '(none)'}{', shards' if self.shards else ''}"
 
 
 # A reference that stands for: the value that one device computes (random operations).
@@ -331,7 +335,8 @@ def draw_layouts(
     second: the mesh of the second layout; None: that, too, is drawn.
 
   Returns:
-    A list of layouts, the wild ones last.
+    A list of layouts, the wild ones last; each second one, the first among them, stores variables
+    in shards.
   """
   rng = random.Random(zlib.crc32(family.encode()))
   meshes = rng.sample(_MESHES, len(_MESHES))
@@ -356,7 +361,8 @@ def draw_layouts(
     layouts.append(best[1])
     for d in best[2]:
       times[d] += 1
-  return layouts + [_random_layout(rng, rng.choice(meshes), names) for _ in range(wild)]
+  layouts += [_random_layout(rng, rng.choice(meshes), names) for _ in range(wild)]
+  return [dataclasses.replace(layout, shards=i % 2 == 0) for i, layout in enumerate(layouts)]
 
 
 # ------------------------------------------------------------------------ running
@@ -365,9 +371,10 @@ def draw_layouts(
 def make_impl(kind: str, layout: Layout, devices: Sequence[str]) -> Any:
   """A mesh implementation, "placement" or "simd", on the first of the devices."""
   devices = list(devices[: layout.size])
-  if kind == "simd":
-    return mtf.simd_mesh_impl.SimdMeshImpl(layout.mesh, layout.rules, devices)
-  return mtf.placement_mesh_impl.PlacementMeshImpl(layout.mesh, layout.rules, devices)
+  cls = mtf.simd_mesh_impl.SimdMeshImpl if kind == "simd" else mtf.PlacementMeshImpl
+  impl = cls(layout.mesh, layout.rules, devices)
+  sharded = mtf.convert_to_shape(layout.mesh).dimension_names if layout.shards else []
+  return impl.with_sharded_state(sharded) if sharded else impl
 
 
 def _call(descriptor: Descriptor, mesh: mtf.Mesh, inputs: Sequence[mtf.Tensor]) -> list[mtf.Tensor]:
@@ -447,7 +454,7 @@ def _set_variables(impl: Any, graph: mtf.Graph, descriptors: Sequence[Descriptor
     values = d.arrays[len(d.inputs) :]
     for v, value in zip(_variables(graph, d), values):
       impl.variable_store.get(
-        impl,
+        v.stored_impl(impl),
         v.full_name,
         v.shape,
         master_dtype=v.master_dtype,

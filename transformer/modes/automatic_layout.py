@@ -2,7 +2,7 @@
 
     run.layout_rules = "auto"   the layout with the least predicted time of a training step
     run.mesh_shape = "auto"     the mesh, too, of all that `run.num_devices` devices make
-    choose_layout.choices       microbatches and recomputation, too
+    choose_layout.choices       microbatches, recomputation and state in shards, too
 
 What is found is as if it had been bound: the program, operative_config.gin and the record of each
 checkpoint have the rules in place of "auto". A run that goes on from such a checkpoint keeps its
@@ -150,7 +150,10 @@ def find(
       f"predicted for {choice.machine.name}, "
       + ("no layout is faster" if choice.proven else "the best found in time")
     )
-    return [mesh_text(choice.mesh_shape), rules_text(choice.layout), why, choice.settings]
+    built = variants.of_choice(choice)
+    if settings.shard_state:  # It is bound, not found.
+      built = dataclasses.replace(built, shard_state=())
+    return [mesh_text(choice.mesh_shape), rules_text(choice.layout), why, built.name]
 
   mesh, rules, why, built = by_chief(look)
   variant = variants.named(built)
@@ -223,7 +226,7 @@ def choose_layout(
     time_limit: seconds of a search, after which the best so far is taken.
     alternatives: how many of the next best are told.
     choices: what is chosen, too: "microbatches" (`run.gradient_accumulation_steps`), "recompute"
-      (`LayerStack.recompute_grads`).
+      (`LayerStack.recompute_grads`), "shard_state" (`run.shard_state`: the whole mesh, or nothing).
     bound: a layout that is bound, which is timed as well, and which a second search begins with.
 
   Raises:
@@ -235,9 +238,14 @@ def choose_layout(
   assert chosen is not None
   # The programs built here do not show that they will run on several workers.
   chosen = machine_of(chosen.variant(implementation), None, devices)
-  by_name = {v.name: v for v in make.variants(choices)}
+  by_name, in_shards = {v.name: v for v in make.variants(choices)}, variants.SHARD_STATE in choices
+  if mesh_shape is None and bound is None:
+    rules = mtf.convert_to_layout_rules(fixed) if layout_rules is None else layout_rules
+    make.check_shards({name for _, name in rules.pairs})
   if layout_rules is not None:
-    return _best_mesh(make, layout_rules, devices, chosen, memory_limit, alternatives, by_name)
+    return _best_mesh(
+      make, layout_rules, devices, chosen, memory_limit, alternatives, by_name, in_shards
+    )
   options = {
     "devices": devices if mesh_shape is None else None,
     "mesh_shape": mesh_shape,
@@ -246,6 +254,7 @@ def choose_layout(
     "fixed": fixed,
     "alternatives": alternatives,
     "time_limit": time_limit,
+    "shard_state": in_shards,
   }
   rounds = Rounds(make, by_name, options)
   shape = mesh_shape or mtf.Shape([mtf.Dimension("all", devices)])
@@ -316,16 +325,22 @@ def _best_mesh(
   memory_limit: float | None,
   alternatives: int,
   by_name: Mapping[str, Variant],
+  in_shards: bool,
 ) -> LayoutChoice:
-  """The sizes of the mesh dimensions that given rules name."""
+  """The sizes of the mesh dimensions that given rules name, and whether state is in shards."""
   names = list(dict.fromkeys(mesh_name for _, mesh_name in rules.pairs))
   limit = machine.memory_of_each(devices) if memory_limit is None else memory_limit
   choices: list[LayoutChoice] = []
   error: Exception | None = None
-  for sizes, name in itertools.product(_sizes(devices, len(names)), by_name):
+  gathered = (None, False, True) if in_shards else (None,)
+  for sizes, name, again in itertools.product(_sizes(devices, len(names)), by_name, gathered):
     shape = mtf.Shape([mtf.Dimension(n, s) for n, s in zip(names, sizes)])
+    variant = by_name[name]
+    if again is not None:
+      over = tuple(m.name for m in shape if m.size > 1)
+      variant = dataclasses.replace(variant, shard_state=over, reshard_after_forward=again)
     try:
-      report = mtf.describe(make(shape, rules, by_name[name]), machine=machine)
+      report = mtf.describe(make(shape, rules, variant), machine=machine)
     except (ConfigError, LayoutError) as e:
       # Of the batch a device may have less than there are microbatches.
       error = error or e
@@ -334,8 +349,19 @@ def _best_mesh(
     memory = int(report.memory.total)
     choices.append(
       LayoutChoice(
-        shape, rules, report.seconds, memory, True, (), machine, limit, 0.0, settings=name
-      )
+        shape,
+        rules,
+        report.seconds,
+        memory,
+        True,
+        (),
+        machine,
+        limit,
+        0.0,
+        name,
+        tuple(report.shard_state),
+        report.reshard_after_forward,
+      )  # fmt: skip
     )
   if not choices:
     raise LayoutError(
@@ -350,7 +376,7 @@ def _best_mesh(
       f"{rules_text(rules)}; nearest is {mesh_text(nearest.mesh_shape)}, with "
       f"{format_bytes(nearest.memory)}. run.layout_rules = 'auto' searches for other rules"
     )
-  first, *others = sorted(fitting, key=lambda c: c.seconds)
+  first, *others = sorted(fitting, key=lambda c: (c.seconds, len(c.shard_state)))
   return dataclasses.replace(first, alternatives=tuple(others[:alternatives]))
 
 

@@ -116,8 +116,9 @@ class Job(RunSettings):
       )
     lengths = _lengths(mode, settings)
     mesh_shape, layout_rules, settings = _mesh_and_layout(mode, settings, bool(tpu), lengths)
-    # In a plan and a dry run, too, for which no mesh is made.
-    mtf.MeshImpl(mesh_shape, "").with_sharded_state(settings.shard_state)
+    # In a plan and a dry run, too, for which no mesh is made, unless they search for one.
+    if mode.on_devices or not mesh_setup.is_auto(settings.mesh_shape):
+      mtf.MeshImpl(mesh_shape, "").with_sharded_state(settings.shard_state)
     given = {name: getattr(settings, name) for name in settings_of(RunSettings)}
     resolved = {
       "settings": settings,

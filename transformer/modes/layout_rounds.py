@@ -18,6 +18,7 @@ from mesh_tensorflow.errors import ConfigError, LayoutError, OutOfMemoryError
 from mesh_tensorflow.planning.auto_layout import LayoutChoice
 from mesh_tensorflow.planning.text import format_bytes
 from mesh_tensorflow.running.function import Function
+from mesh_tensorflow.transformer.modes import variants
 from mesh_tensorflow.transformer.modes.planned_steps import StepMaker
 from mesh_tensorflow.transformer.modes.variants import Variant
 
@@ -100,7 +101,7 @@ class Rounds:
       bound: the layout.
     """
     self._check()
-    like = dataclasses.replace(self._built[0], settings="", search_seconds=0.0)
+    like = dataclasses.replace(self._built[0], settings="", shard_state=(), search_seconds=0.0)
     of = dataclasses.replace(like, mesh_shape=bound.mesh_shape, layout=bound.layout)
     self._built.append(self._as_built(of))
 
@@ -145,7 +146,7 @@ class Rounds:
 
   def _as_built(self, choice: LayoutChoice) -> LayoutChoice:
     """The layout with the costs of the model as it is built for it."""
-    step = self._make(choice.mesh_shape, choice.layout, self._by_name[choice.settings])
+    step = self._make(choice.mesh_shape, choice.layout, variants.of_choice(choice))
     built = mtf.describe(step, machine=choice.machine)
     assert built.seconds is not None
     memory = int(built.memory.total)
@@ -159,7 +160,8 @@ def _fingerprint(step: Function) -> int:
 
 
 def _key(choice: LayoutChoice) -> tuple[Any, ...]:
-  return (tuple(choice.mesh_shape), frozenset(choice.layout.pairs), choice.settings)
+  built = variants.of_choice(choice)
+  return (tuple(choice.mesh_shape), frozenset(choice.layout.pairs), built.name)
 
 
 def _order(choice: LayoutChoice) -> tuple[float, int, Sequence[Any]]:

@@ -74,7 +74,7 @@ def _compared(bound: mtf.Report, choice: LayoutChoice) -> str:
   )
   name = f"The bound layout, {rules or '(no rules)'} on {mesh or 'one device'},"
   same = bound.mesh_shape == choice.mesh_shape and bound.layout == choice.layout
-  if same and not choice.settings:
+  if same and not choice.settings and list(choice.shard_state) == bound.shard_state:
     return f"{name} is the best one"
   timed = bound.timed(choice.machine)
   memory = int(bound.memory.total)
@@ -95,7 +95,7 @@ def run_plan(job: Job) -> mtf.Report:
   if asked:
     choice = print_best_layouts(job, None)
   steps = (
-    make.steps(choice.mesh_shape, choice.layout, variants.named(choice.settings))
+    make.steps(choice.mesh_shape, choice.layout, variants.of_choice(choice))
     if choice
     else make.steps(job.mesh_shape, job.layout_rules)
   )

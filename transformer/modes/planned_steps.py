@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 
 import gin
 
@@ -148,14 +148,13 @@ class StepMaker:
       precision=self._settings.precision,
       **self._sizes,
     )
+    settings = variant.applied(self._settings)
     # A search goes over meshes that need not have these dimensions.
-    names = names_of_dimensions(self._settings.shard_state)
+    names = names_of_dimensions(settings.shard_state)
     steps.mesh_impl = steps.mesh_impl.with_sharded_state(
-      [n for n in names if n in mesh_shape.dimension_names], self._settings.reshard_after_forward
+      [n for n in names if n in mesh_shape.dimension_names], settings.reshard_after_forward
     )
-    steps.settings = dataclasses.replace(
-      variant.applied(self._settings), nonfinite="stop", loss_scale=None
-    )
+    steps.settings = dataclasses.replace(settings, nonfinite="stop", loss_scale=None)
     variant.set_on(steps.model)
     return steps
 
@@ -165,6 +164,24 @@ class StepMaker:
     """A training step; arguments as of `steps`."""
     steps = self.steps(mesh_shape, layout_rules, variant)
     return steps.train_step(steps.required_features, self._settings.optimizer)
+
+  def check_shards(self, mesh_dims: Collection[str]) -> None:
+    """Checks that what state is to be sharded over can be on a mesh that is searched for.
+
+    Args:
+      mesh_dims: the mesh dimensions that have names: those of rules.
+
+    Raises:
+      ConfigError: it names another one.
+    """
+    for name in names_of_dimensions(self._settings.shard_state):
+      if name not in mesh_dims:
+        raise ConfigError(
+          f"run.shard_state names {name!r}, but run.mesh_shape is 'auto', and only the names of "
+          f"rules ({', '.join(sorted(mesh_dims)) or 'there are none'}) are those of the mesh that "
+          "is found; choose_layout.choices = ('shard_state',) shards over all of it where memory "
+          "is short"
+        )
 
   def variants(self, choices: Sequence[str]) -> list[Variant]:
     """Lists the ways to build a training step; see `variants.variants`.

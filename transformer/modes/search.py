@@ -49,7 +49,7 @@ def write_layout(choice: LayoutChoice, model: str, path: str | None = None) -> s
           f"write_layout.path: {path} is there, and no search has written it; bind another name"
         )
   proven = "no layout is faster" if choice.proven else "the best found: the search was not complete"
-  built = variants.gin_lines(variants.named(choice.settings))
+  built = variants.gin_lines(variants.of_choice(choice))
   text = (
     f"{_HEAD} for {model}.\n"
     f"# Predicted for {choice.machine.name}: {format_seconds(choice.seconds)} a step, "

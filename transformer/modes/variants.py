@@ -1,8 +1,8 @@
 """Ways to build the training step of one model, among which a layout's search chooses.
 
 They compute the same, with other memory and time: the batch in one piece or in microbatches, with
-activations that are kept or computed again. What is chosen is bound like any other setting, so that
-training, its record and a resume see it.
+activations that are kept or computed again, variables whole or in shards. What is chosen is bound
+like any other setting, so that training, its record and a resume see it.
 """
 
 from __future__ import annotations
@@ -17,19 +17,24 @@ import gin
 import mesh_tensorflow as mtf
 from mesh_settings.run import RunSettings
 from mesh_tensorflow.errors import ConfigError
+from mesh_tensorflow.meshes.layout import names_of_dimensions
+from mesh_tensorflow.planning.auto_layout import LayoutChoice
 from mesh_tensorflow.transformer.gin_config.checks import RUN
 from mesh_tensorflow.transformer.model.batching import serialize_num_microbatches
 from mesh_tensorflow.transformer.model.layer_stack import LayerStack
 from mesh_tensorflow.transformer.model.model_building import Model
 
-MICROBATCHES, RECOMPUTE = "microbatches", "recompute"
-CHOICES = (MICROBATCHES, RECOMPUTE)
+MICROBATCHES, RECOMPUTE, SHARD_STATE = "microbatches", "recompute", "shard_state"
+CHOICES = (MICROBATCHES, RECOMPUTE, SHARD_STATE)
 
+_ONCE = "gathered once"
 # More microbatches than this rarely save anything: what they all need is there each time.
 _MOST_MICROBATCHES = 16
 # What gin binds for a variant: (scope, selector, argument).
 _ACCUMULATION = ("", RUN, "gradient_accumulation_steps")
 _RECOMPUTATION = ("", "mesh_tensorflow.transformer.transformer.LayerStack", "recompute_grads")
+_SHARDS = ("", RUN, "shard_state")
+_RESHARDS = ("", RUN, "reshard_after_forward")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -39,16 +44,24 @@ class Variant:
   Attributes:
     microbatches: into how many a batch is cut; None: as gin says.
     recompute: whether activations are computed again; False: as gin says.
+    shard_state: mesh dimensions over which variables are in shards; none: as gin says.
+    reshard_after_forward: of these, whether they are gathered anew before each use.
   """
 
   microbatches: int | None = None
   recompute: bool = False
+  shard_state: tuple[str, ...] = ()
+  reshard_after_forward: bool = True
 
   @property
   def name(self) -> str:
     """Its name among the choices; "" if all is as gin says."""
     words = [] if self.microbatches is None else [f"{MICROBATCHES}={self.microbatches}"]
-    return ", ".join([*words, RECOMPUTE] if self.recompute else words)
+    words += [RECOMPUTE] if self.recompute else []
+    if self.shard_state:
+      words.append(f"{SHARD_STATE}={'+'.join(self.shard_state)}")
+      words += [] if self.reshard_after_forward else [_ONCE]
+    return ", ".join(words)
 
   @property
   def settings(self) -> dict[tuple[str, str, str], Any]:
@@ -58,6 +71,9 @@ class Variant:
       found[_ACCUMULATION] = self.microbatches
     if self.recompute:
       found[_RECOMPUTATION] = True
+    if self.shard_state:
+      found[_SHARDS] = ",".join(self.shard_state)
+      found[_RESHARDS] = self.reshard_after_forward
     return found
 
   def applied(self, settings: RunSettings) -> RunSettings:
@@ -66,9 +82,8 @@ class Variant:
     Args:
       settings: of the run.
     """
-    if self.microbatches is None:
-      return settings
-    return dataclasses.replace(settings, gradient_accumulation_steps=self.microbatches)
+    own = {k[2]: v for k, v in self.settings.items() if k[1] == RUN}
+    return dataclasses.replace(settings, **own) if own else settings
 
   def bind(self) -> None:
     """Binds what models read from gin when they are built."""
@@ -97,7 +112,26 @@ def named(name: str) -> Variant:
     name: as `Variant.name` has it.
   """
   count = re.search(rf"{MICROBATCHES}=(\d+)", name)
-  return Variant(None if count is None else int(count[1]), RECOMPUTE in name)
+  shards = re.search(rf"{SHARD_STATE}=([^,]+)", name)
+  return Variant(
+    None if count is None else int(count[1]),
+    RECOMPUTE in name.split(", "),
+    () if shards is None else tuple(shards[1].split("+")),
+    _ONCE not in name.split(", "),
+  )
+
+
+def of_choice(choice: LayoutChoice) -> Variant:
+  """The variant of a layout that a search has chosen.
+
+  Args:
+    choice: the layout.
+  """
+  return dataclasses.replace(
+    named(choice.settings),
+    shard_state=choice.shard_state,
+    reshard_after_forward=choice.reshard_after_forward,
+  )
 
 
 def kept(found: Mapping[str, Any], settings: RunSettings) -> Variant:
@@ -109,7 +143,10 @@ def kept(found: Mapping[str, Any], settings: RunSettings) -> Variant:
   """
   bound = settings.gradient_accumulation_steps is not None
   count = None if bound else found.get(_ACCUMULATION[2])
-  return Variant(count, bool(found.get(_RECOMPUTATION[2])))
+  shards = () if settings.shard_state else names_of_dimensions(found.get(_SHARDS[2], ""))
+  return Variant(
+    count, bool(found.get(_RECOMPUTATION[2])), tuple(shards), bool(found.get(_RESHARDS[2], True))
+  )
 
 
 def gin_lines(variant: Variant) -> list[str]:
@@ -130,7 +167,7 @@ def variants(
   batch_size: int,
   sequence_length: Mapping[str, int],
 ) -> list[Variant]:
-  """All that are to choose from, the one that is bound first.
+  """All that are to choose from, the one that is bound first; shards apart, which need a mesh.
 
   Args:
     choices: what is free: names of `CHOICES`.
@@ -145,8 +182,13 @@ def variants(
     if name not in CHOICES:
       raise ConfigError(
         f"choose_layout.choices: {name!r} is none of {', '.join(map(repr, CHOICES))}"
-        + ("; an optimizer's slots are always split as weights are" if "optim" in name else "")
+        + (f"; {SHARD_STATE!r} splits an optimizer's slots" if "optim" in name else "")
       )
+  if SHARD_STATE in choices and settings.shard_state:
+    raise ConfigError(
+      f"run.shard_state is {settings.shard_state!r}, but choose_layout.choices has "
+      f"{SHARD_STATE!r}: leave out one of them"
+    )
   counts: list[int | None] = [None]
   if MICROBATCHES in choices:
     bound = settings.gradient_accumulation_steps

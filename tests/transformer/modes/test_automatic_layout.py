@@ -253,6 +253,46 @@ def test_what_does_not_fit_is_trained_in_microbatches_or_with_recomputation(
     run(tmp_path, *auto, "choose_layout.memory_limit = 1000.0", "run.mode = 'search'")
 
 
+def test_what_does_not_fit_is_trained_in_shards(tmp_path, capsys, cpu_devices, monkeypatch):
+  monkeypatch.chdir(tmp_path)
+  auto = (
+    "run.mesh_shape = 'rows:2'",
+    "run.layout_rules = 'auto'",
+    FIXED,
+    "d_model = 256",
+    "d_ff = 1024",
+  )
+  choices = "choose_layout.choices = ('shard_state',)"
+  free = run(tmp_path, *auto, choices, "run.mode = 'search'", "choose_layout.alternatives = 0")
+  assert not free.shard_state
+  limit = f"choose_layout.memory_limit = {0.85 * free.memory}"
+  with pytest.raises(OutOfMemoryError, match="or state in shards need less"):
+    run(tmp_path, *auto, limit, "run.mode = 'search'", "write_layout.path = 'x.gin'")
+  choice = run(
+    tmp_path, *auto, limit, choices, "run.mode = 'search'", "write_layout.path = 'y.gin'"
+  )
+  assert choice.shard_state == ("rows",) and choice.memory <= 0.85 * free.memory
+  assert "utils.run.shard_state = 'rows'" in (tmp_path / "y.gin").read_text()
+  # The rules are bound, the sizes of the mesh are not.
+  mesh = (
+    "run.mesh_shape = 'auto'",
+    "run.layout_rules = 'batch:rows'",
+    "run.num_devices = 2",
+    *auto[3:],
+  )
+  same = run(tmp_path, *mesh, limit, choices, "run.mode = 'search'", "write_layout.path = 'y.gin'")
+  assert (same.shard_state, same.memory <= 0.85 * free.memory) == (("rows",), True)
+  report = run(tmp_path, *auto, limit, choices, "run.mode = 'plan'")
+  assert (report.memory.total, report.shard_state) == (choice.memory, ["rows"])
+  capsys.readouterr()
+  run(tmp_path, *auto, limit, choices)
+  assert "built with shard_state=rows" in capsys.readouterr().out
+  assert operative(tmp_path)["shard_state"] == "'rows'"
+  # A resume keeps it, and needs neither limit nor choices for that.
+  run(tmp_path, *auto[:2], *auto[3:], "run.train_steps = 2")
+  assert "built with shard_state=rows" in capsys.readouterr().out
+
+
 # What every run is given.
 GIVEN = dict(
   tpu_job_name=None,
@@ -288,6 +328,18 @@ def test_ways_to_build_a_step():
   bound = dataclasses.replace(settings, gradient_accumulation_steps=2)
   assert variants.kept(found, bound) == Variant(None, True)
   assert variants.kept({}, settings) == variants.AS_BOUND
+  shards = Variant(shard_state=("a", "b"), reshard_after_forward=False)
+  assert variants.named(Variant(2, True, *dataclasses.astuple(shards)[2:]).name) == Variant(
+    2, True, ("a", "b"), False
+  )
+  assert variants.gin_lines(shards) == [
+    "utils.run.shard_state = 'a,b'",
+    "utils.run.reshard_after_forward = False",
+  ]
+  assert shards.applied(settings).shard_state == "a,b"
+  found = {"shard_state": "a,b", "reshard_after_forward": False}
+  assert variants.kept(found, settings) == shards
+  assert not variants.kept(found, dataclasses.replace(settings, shard_state="a")).shard_state
 
 
 def test_microbatches_that_are_bound_can_be_taken_back():
@@ -321,12 +373,22 @@ FOUR = "run.num_devices = 4"
     (
       {*AUTO, FOUR, "choose_layout.choices = ('sharded_optimizer',)"},
       ConfigError,
-      "'sharded_optimizer' is none of 'microbatches', 'recompute'; an optimizer's slots are always",
+      "'sharded_optimizer' is none of 'microbatches', .*'shard_state'; 'shard_state' splits an opt",
     ),
     (
       {*AUTO, FOUR, CHOICES[0], "run.gradient_accumulation_steps = 2"},
       ConfigError,
       "run.gradient_accumulation_steps is 2, but choose_layout.choices has 'microbatches'",
+    ),
+    (
+      {*AUTO, FOUR, "choose_layout.choices = ('shard_state',)", "run.shard_state = 'mesh_0'"},
+      ConfigError,
+      "run.shard_state is 'mesh_0', but choose_layout.choices has 'shard_state'",
+    ),
+    (
+      {*AUTO, FOUR, "run.shard_state = 'batch'"},
+      ConfigError,
+      "run.shard_state names 'batch', but run.mesh_shape is 'auto'",
     ),
     ({*AUTO, "run.num_devices = 0"}, ConfigError, "run.num_devices is 0; it must be at least 1"),
     ({*AUTO, FOUR, "choose_layout.machine = 'tpu-v9'"}, ConfigError, "tpu-v9"),
@@ -356,6 +418,9 @@ def test_a_layout_for_several_workers_is_predicted_with_their_link(monkeypatch):
 
     def __call__(self, *_):
       return mtf.function(mtf.MeshImpl("", ""), input_signature=[])(lambda: None)
+
+    def check_shards(self, mesh_dims):
+      pass
 
     def variants(self, choices):
       return [variants.AS_BOUND]
