@@ -314,7 +314,7 @@ def _nothing_fits(
   choice = _choice(nearest, task, proven, 0.0)
   built = f"{choice.built_with}, " if choice.built_with else ""
   ways = [] if several else ["microbatches", "recomputation"]
-  ways += [] if choice.shard_state else ["state in shards"]
+  ways += [] if choice.shard_state or devices == 1 else ["state in shards"]
   less = ["More devices", "a smaller batch", *ways]
   return OutOfMemoryError(
     f"{text}. Nearest is {built}{rules or 'no rule'} on the mesh {nearest.mesh_shape.to_string}, "

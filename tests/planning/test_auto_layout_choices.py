@@ -100,7 +100,7 @@ def test_what_does_not_fit_as_it_is_may_fit_in_microbatches_or_with_recomputatio
     find(programs, needed["microbatches=8"] - 1)
   message = str(e.value)
   assert "of 4, of 3 ways to build the program. Nearest is microbatches=8, " in message
-  assert "More devices or a smaller batch need less" in message
+  assert "More devices, a smaller batch or state in shards need less" in message
 
 
 def test_a_program_that_is_only_made_when_it_is_looked_at_and_wrong_names():
