@@ -1,4 +1,7 @@
-"""Softmax, log-softmax and log-sum-exp over a dimension, also a split one."""
+"""Softmax, log-softmax and log-sum-exp over a dimension, also a split one.
+
+Those of half-precision tensors are computed in float32, and rounded once; so are their gradients.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +16,7 @@ from mesh_tensorflow.meshes.slices import align
 from mesh_tensorflow.numerics import kernels
 from mesh_tensorflow.operations.broadcasting import binary_arguments_to_tensors
 from mesh_tensorflow.operations.einsum import einsum
-from mesh_tensorflow.operations.elementwise import exp
+from mesh_tensorflow.operations.elementwise import cast, exp
 from mesh_tensorflow.operations.reduction import reduce_sum
 from mesh_tensorflow.program.argument_kinds import FloatTensor, TensorOrScalar
 from mesh_tensorflow.program.dimensions import (
@@ -68,12 +71,16 @@ class _NormalizedExpOperation(Operation):
     self._outputs = [Tensor(self, self._reduced_shape if self._is_reduced else x.shape, x.dtype)]
 
   def lower(self, lowering: LoweringInProgress) -> None:
-    impl = lowering.mesh_impl(self)
-    x = lowering.tensors[self.inputs[0]]
+    impl, dtype = lowering.mesh_impl(self), self.outputs[0].dtype
+    x, *extra = (lowering.tensors[t].to_laid_out_tensor() for t in self.inputs)
+    if dtype.size < 4:
+      x, *extra = (impl.slicewise(lambda t: tf.cast(t, tf.float32), t) for t in (x, *extra))
     if not self._is_reduced and self._is_local(lowering):
       result = impl.slicewise(self._of_whole, x)
     else:
-      result = impl.slicewise(self._of_part, x, *self._max_and_sum(lowering))
+      result = impl.slicewise(self._of_part, x, *self._max_and_sum(impl, x, *extra))
+    if dtype.size < 4:
+      result = impl.slicewise(lambda t: tf.cast(t, dtype), result)
     lowering.set_tensor_lowering(self.outputs[0], result)
 
   def _of_whole(self, x: tf.Tensor) -> tf.Tensor:
@@ -84,19 +91,17 @@ class _NormalizedExpOperation(Operation):
     """Computes the result from slices, the global maximum, and the sum of exp(x - maximum)."""
     raise NotImplementedError
 
-  def _max_and_sum(self, lowering: LoweringInProgress) -> tuple[Any, Any]:
+  def _max_and_sum(self, impl: Any, laid_out: Any, extra_logit: Any = None) -> tuple[Any, Any]:
     """Per slice with the reduced axis kept at size 1: the maximum, and sum exp(x - max)."""
-    impl = lowering.mesh_impl(self)
-    laid_out = lowering.tensors[self.inputs[0]].to_laid_out_tensor()
     axis = self._axis
     maximum = impl.slicewise(lambda x: tf.reduce_max(x, axis, keepdims=True), laid_out)
     mesh_axis = impl.tensor_dimension_to_mesh_axis(self._dim)
     mesh_axes = [] if mesh_axis is None else [mesh_axis]
     maximum = impl.allreduce(maximum, mesh_axes, "MAX")
     extra = None
-    if len(self.inputs) == 2:
+    if extra_logit is not None:
       kept, dims = (x.shape.dims for x in self.inputs)
-      extra = impl.slicewise(lambda e: align(e, dims, kept), lowering.tensors[self.inputs[1]])
+      extra = impl.slicewise(lambda e: align(e, dims, kept), extra_logit)
       maximum = impl.slicewise(lambda m, e: kernels.elementwise(tf.maximum, m, e), maximum, extra)
     total = impl.slicewise(
       lambda x, m: tf.reduce_sum(tf.exp(x - m), axis, keepdims=True), laid_out, maximum
@@ -115,7 +120,15 @@ class _NormalizedExpOperation(Operation):
     return len(self.inputs) == 1 and (axis is None or impl.shape[axis].size == 1)
 
   def _gradients(self, dx: Tensor) -> list[Tensor | None]:
-    return [dx] + [None] * (len(self.inputs) - 1)
+    return [_as(self.inputs[0].dtype, dx)] + [None] * (len(self.inputs) - 1)
+
+  def _softmax(self) -> Tensor:
+    """That of the input, in float32 at least, from the input: half a result is too coarse."""
+    return _wide(SoftmaxOperation(self.inputs[0], self._dim, *self.inputs[1:]).outputs[0])
+
+  @property
+  def _is_half(self) -> bool:
+    return bool(self.outputs[0].dtype.size < 4)
 
 
 class SoftmaxOperation(_NormalizedExpOperation):
@@ -124,7 +137,7 @@ class SoftmaxOperation(_NormalizedExpOperation):
   _default_name = "softmax"
 
   def gradient(self, grad_ys: list[Tensor]) -> Sequence[Tensor | None]:
-    dy, y = grad_ys[0], self.outputs[0]
+    dy, y = _wide(grad_ys[0]), _wide(self.outputs[0])
     # Also right with an extra logit, when y sums to less than 1: dy_i/dx_j = y_i (d_ij - y_j).
     inner = einsum([dy, y], output_shape=self._reduced_shape)
     return self._gradients((dy - inner) * y)
@@ -142,8 +155,9 @@ class LogSoftmaxOperation(_NormalizedExpOperation):
   _default_name = "log_softmax"
 
   def gradient(self, grad_ys: list[Tensor]) -> Sequence[Tensor | None]:
-    dy, y = grad_ys[0], self.outputs[0]
-    return self._gradients(dy - exp(y) * reduce_sum(dy, output_shape=self._reduced_shape))
+    dy = _wide(grad_ys[0])
+    probabilities = self._softmax() if self._is_half else exp(self.outputs[0])
+    return self._gradients(dy - probabilities * reduce_sum(dy, output_shape=self._reduced_shape))
 
   def _of_whole(self, x: tf.Tensor) -> tf.Tensor:
     return tf.nn.log_softmax(x, self._axis)
@@ -159,13 +173,22 @@ class LogSumExpOperation(_NormalizedExpOperation):
   _is_reduced = True
 
   def gradient(self, grad_ys: list[Tensor]) -> Sequence[Tensor | None]:
-    dy, x = grad_ys[0], self.inputs[0]
+    dy, x = _wide(grad_ys[0]), self.inputs[0]
     # exp(x - log sum exp(x)) is the softmax.
-    return self._gradients(exp(x - self.outputs[0]) * dy)
+    probabilities = self._softmax() if self._is_half else exp(x - self.outputs[0])
+    return self._gradients(probabilities * dy)
 
   def _of_part(self, x: tf.Tensor, maximum: tf.Tensor, total: tf.Tensor) -> tf.Tensor:
     del x
     return tf.squeeze(maximum + tf.math.log(total), self._axis)
+
+
+def _wide(x: Tensor) -> Tensor:
+  return _as(tf.float32, x) if x.dtype.size < 4 else x
+
+
+def _as(dtype: tf.DType, x: Tensor) -> Tensor:
+  return x if x.dtype == dtype else cast(x, dtype)
 
 
 def _extra(x: Tensor, extra_logit: object) -> Tensor | None:

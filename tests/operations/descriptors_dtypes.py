@@ -11,12 +11,18 @@ from tests.conformance.framework import T, op
 A, B, C = mtf.Dimension("a", 4), mtf.Dimension("b", 8), mtf.Dimension("c", 12)
 AB, BC, ABC = "a:4 b:8", "b:8 c:12", "a:4 b:8 c:12"
 HALF = {"bfloat16": 2e-2, "float16": 3e-3, "float64": 1e-9}
+# Of what is computed in float32 and rounded once.
+ROUNDED = {"bfloat16": 2.5e-3, "float16": 4e-4, "float64": 1e-9}
 LARGE = 2**30 + 1  # Not a float32.
 
 
 def _softmax(x):
   e = np.exp(x)
   return e / e.sum(1, keepdims=True)
+
+
+def _log_softmax(x):
+  return x - np.log(np.exp(x).sum(1, keepdims=True))
 
 
 def _floating(dtype):
@@ -26,8 +32,10 @@ def _floating(dtype):
     return T(dims, low, high, dtype)
 
   def case(name, build, reference, *inputs, **kwargs):
-    return op(f"{name}_{dtype}", build, reference, *inputs, tolerance=HALF[dtype], **kwargs)
+    kwargs.setdefault("tolerance", HALF[dtype])
+    return op(f"{name}_{dtype}", build, reference, *inputs, **kwargs)
 
+  rounded = {"tolerance": ROUNDED[dtype]}
   return [
     case("einsum", lambda x, w: mtf.einsum([x, w], [A, C]), lambda x, w: x @ w, x(), x(BC),
          together=ABC),
@@ -39,9 +47,13 @@ def _floating(dtype):
     case("reduce_sum", lambda x: mtf.reduce_sum(x, reduced_dim=A), lambda x: x.sum(0), x()),
     case("reduce_mean", lambda x: mtf.reduce_mean(x, reduced_dim=B), lambda x: x.mean(1), x()),
     case("reduce_max", lambda x: mtf.reduce_max(x, reduced_dim=B), lambda x: x.max(1), x()),
-    case("softmax", lambda x: mtf.softmax(x, B), _softmax, x()),
+    case("softmax", lambda x: mtf.softmax(x, B), _softmax, x(low=-8, high=8), **rounded),
+    case("softmax_with_extra_logit", lambda x: mtf.softmax(x, B, extra_logit=0.5),
+         lambda x: np.exp(x) / (np.exp(x).sum(1, keepdims=True) + np.exp(0.5)), x(), **rounded),
+    case("log_softmax", lambda x: mtf.log_softmax(x, B), _log_softmax, x(low=-8, high=8),
+         **rounded),
     case("logsumexp", lambda x: mtf.reduce_logsumexp(x, B),
-         lambda x: np.log(np.exp(x).sum(1)), x()),
+         lambda x: np.log(np.exp(x).sum(1)), x(low=-8, high=8), **rounded),
     case("reshape", lambda x: mtf.reshape(x, "d:8 e:4"), lambda x: x.reshape(8, 4), x()),
     case("shift", lambda x: mtf.shift(x, 3, B, True), lambda x: np.roll(x, 3, 1), x()),
     case("gather", lambda w, i: mtf.gather(w, i, B), lambda w, i: w[i], x(BC),
