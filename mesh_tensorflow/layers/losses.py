@@ -53,8 +53,8 @@ def softmax_cross_entropy_with_logits(
     off_value: for integer targets: weight of every other class.
     num_classes: for integer targets: how many ids are classes, if those after them only pad
       `vocab_dim`, to be split over a mesh; they have no off_value. None: all.
-    loss_dtype: dtype of the result; None: that of the logits. It is computed in float32 at least,
-      of integer targets.
+    loss_dtype: dtype of the result; None: that of the logits, in an `mtf.function` with a
+      `precision` float32. It is computed in float32 at least, of integer targets.
 
   Returns:
     A `Tensor` of the dimensions of `logits` but `vocab_dim`, in nats.
@@ -66,6 +66,8 @@ def softmax_cross_entropy_with_logits(
   """
   vocab_dim = convert_to_dimension(vocab_dim)
   what = "softmax_cross_entropy_with_logits"
+  if loss_dtype is None and logits.dtype == logits.graph.compute_dtype:
+    loss_dtype = tf.float32
   if targets.dtype.is_integer:
     factor: Any = z_loss  # The fused operation takes a number, and tells what else it got.
     return SoftmaxCrossEntropyOperation(

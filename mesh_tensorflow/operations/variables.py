@@ -331,7 +331,8 @@ def get_variable(
     mesh: a `Mesh`.
     name: name within the open variable scope (`mtf.variable_scope`).
     shape: its shape. If the graph has a variable of that name, it is returned as it is.
-    dtype: a `VariableDType`, or a dtype that stands for all three, or None.
+    dtype: a `VariableDType`, or a dtype that stands for all three (float32 in an `mtf.function`
+      with a `precision`: but for the last), or None.
     master_dtype: dtype in checkpoints; this and the next two override `dtype`, unless that is a
       `VariableDType`.
     slice_dtype: dtype in which the slices are stored and updated.
@@ -354,6 +355,8 @@ def get_variable(
       raise DTypeError(f"get_variable {name!r}: give a dtype, or at least a master_dtype")
     dtype = VariableDType(master_dtype, slice_dtype, activation_dtype)
   elif isinstance(dtype, tf.DType):
+    if activation_dtype is None and dtype == tf.float32:
+      activation_dtype = mesh.graph.compute_dtype
     dtype = VariableDType(master_dtype or dtype, slice_dtype or dtype, activation_dtype or dtype)
   else:
     dtype = convert_to_variable_dtype(dtype, f"get_variable {name!r}: dtype")

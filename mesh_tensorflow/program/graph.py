@@ -178,6 +178,9 @@ class Graph:
     # Seed of random operations, besides their names: an int, or a scalar Tensor (the step,
     # say); None: each run draws new numbers.
     self.random_seed: int | Tensor | None = None
+    # The dtype in which variables of float32 are read, unless theirs is given; None: float32. See
+    # `mtf.function`, argument `precision`.
+    self.compute_dtype: tf.DType | None = None
     # The training step, for optimizers and schedules: a scalar Tensor, or None.
     self.global_step: Tensor | None = None
     # Whether the lowering rejects a layout rule for a dimension that no tensor has. Off by default:

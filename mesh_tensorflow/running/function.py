@@ -9,6 +9,7 @@ from typing import Any, Protocol, runtime_checkable
 
 import tensorflow as tf
 
+from mesh_tensorflow import workers
 from mesh_tensorflow.arguments.checking import checked
 from mesh_tensorflow.arguments.kinds import DTypeLike
 from mesh_tensorflow.environment.tensorflow_mode import check_tensorflow2
@@ -25,7 +26,9 @@ from mesh_tensorflow.errors import (
 from mesh_tensorflow.meshes.mesh_impl import MeshImpl
 from mesh_tensorflow.meshes.placement.mesh_impl import PlacementMeshImpl
 from mesh_tensorflow.meshes.store import StoredVariable
+from mesh_tensorflow.numerics import precision as precisions
 from mesh_tensorflow.operations.constants import import_laid_out_tensor, import_tf_tensor
+from mesh_tensorflow.operations.elementwise import cast
 from mesh_tensorflow.program import scope
 from mesh_tensorflow.program.dimensions import ShapeLike, convert_to_shape
 from mesh_tensorflow.program.graph import Graph, Mesh, Tensor, unwatched
@@ -84,6 +87,44 @@ class RunsAtOnce(Protocol):
   ) -> Any: ...
 
 
+class _InPrecision:
+  """A function of `Tensor`s that computes in a dtype of its own; see `function`.
+
+  Args:
+    fn: the function.
+    precision: a name.
+    sharing: how many workers share the mesh.
+
+  Raises:
+    ArgumentError: there is no such precision, or each worker would take its own.
+  """
+
+  def __init__(self, fn: Callable[..., object], precision: str, sharing: int):
+    functools.update_wrapper(self, fn)
+    what = f"mtf.function {getattr(fn, '__name__', type(fn).__name__)}"
+    if precision == "auto" and sharing > 1:
+      raise ArgumentError(
+        f"{what}: precision 'auto' is what a process computes faster, and this mesh is of "
+        f"{sharing}: give bfloat16 or float32"
+      )
+    self._fn, self._dtype = fn, precisions.compute_dtype(precision, what)
+
+  def __call__(self, *inputs: Tensor) -> Any:
+    if not inputs or self._dtype == tf.float32:
+      return self._fn(*inputs)
+    graph = inputs[0].graph
+    before, graph.compute_dtype = graph.compute_dtype, self._dtype
+    try:
+      returned = self._fn(*(self._of(tf.float32, x, self._dtype) for x in inputs))
+    finally:
+      graph.compute_dtype = before
+    return tf.nest.map_structure(lambda y: self._of(self._dtype, y, tf.float32), returned)
+
+  @staticmethod
+  def _of(dtype: tf.DType, x: Any, wanted: tf.DType) -> Any:
+    return cast(x, wanted) if isinstance(x, Tensor) and x.dtype == dtype else x
+
+
 class _Staged:
   """Holds a tf.function in an object of another class, so that a SavedModel leaves it out.
 
@@ -124,6 +165,7 @@ class Function(tf.Module):  # type: ignore[misc]  # TensorFlow says nothing of i
     mesh_impl: a `MeshImpl`.
     input_signature: `TensorSpec`s.
     mesh_name: name of the mesh, for messages.
+    precision: dtype of computations, or None.
   """
 
   @checked
@@ -133,11 +175,14 @@ class Function(tf.Module):  # type: ignore[misc]  # TensorFlow says nothing of i
     mesh_impl: MeshImpl,
     input_signature: Sequence[object] | None,
     mesh_name: str,
+    precision: str | None = None,
   ):
     super().__init__(name="mtf_function")
     functools.update_wrapper(self, fn)
     if not hasattr(self, "__name__"):  # A functools.partial has none, nor has a callable object.
       self.__name__ = getattr(getattr(fn, "func", None), "__name__", type(fn).__name__)
+    if precision is not None:
+      fn = _InPrecision(fn, precision, _workers(mesh_impl))
     self._fn = fn
     self.mesh_impl = mesh_impl
     check_tensorflow2()
@@ -412,6 +457,7 @@ def function(
   input_signature: Sequence[object] | None = None,
   *,
   mesh_name: str = "mesh",
+  precision: str | None = None,
 ) -> Callable[[Callable[..., Any]], Function]:
   """Decorator: a Python function of `mtf.Tensor`s becomes a TensorFlow function on a mesh.
 
@@ -425,8 +471,21 @@ def function(
     mesh_impl: a `MeshImpl`.
     input_signature: `mtf.TensorSpec`s; may be left out if all arguments are scalars.
     mesh_name: name of the mesh, for messages.
+    precision: dtype of computations: "bfloat16", "float16" (whose loss wants a scale, as that of
+      `mtf.Trainer`), "float32", or "auto": bfloat16 if this process multiplies matrices faster in
+      it. The function gets float32 arguments in it; variables that it makes as float32 (the default
+      of `get_variable`, and what layers take from their input) are stored and updated in float32,
+      and read in it; softmax, statistics of norms and cross entropies are computed in float32; what
+      it returns is float32 again. None: every dtype is as the function says.
 
   Returns:
     A decorator that makes a `Function`.
+
+  Raises:
+    ArgumentError: there is no such precision; or it is "auto", and the mesh is of several workers.
   """
-  return lambda fn: Function(fn, mesh_impl, input_signature, mesh_name)
+  return lambda fn: Function(fn, mesh_impl, input_signature, mesh_name, precision)
+
+
+def _workers(mesh_impl: MeshImpl) -> int:
+  return workers.current().size if len(mesh_impl.local_processors) < mesh_impl.size else 1

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import functools
 import logging
-import time
 from collections.abc import Callable
 from typing import Any, TypeAlias
 
@@ -19,6 +17,7 @@ from mesh_tensorflow.arguments.kinds import DTypeLike
 from mesh_tensorflow.checkpoint.by_chief import by_chief
 from mesh_tensorflow.errors import ConfigError
 from mesh_tensorflow.meshes.layout import LayoutLike
+from mesh_tensorflow.numerics.precision import faster
 from mesh_tensorflow.program.dimensions import ShapeLike
 from mesh_tensorflow.transformer.model.bitransformer import Bitransformer, make_bitransformer
 from mesh_tensorflow.transformer.model.layer_stack import make_layer_stack
@@ -69,27 +68,9 @@ def dtype_of_precision(precision: str | None) -> mtf.VariableDType:
     dtype: mtf.VariableDType = get_variable_dtype()
     return dtype
   if precision == "auto":
-    precision = by_chief(_faster_precision)  # All workers compute in one.
+    precision = by_chief(faster)  # All workers compute in one.
     _LOG.info("run.precision = 'auto': %s is computed faster here", precision)
   return mtf.VariableDType(tf.float32, tf.float32, tf.as_dtype(precision))
-
-
-@functools.cache
-def _faster_precision() -> str:
-  """The dtype in which the preferred device multiplies matrices of 512 x 512 faster."""
-
-  def seconds(dtype: tf.DType) -> float:
-    with tf.init_scope():
-      x = tf.cast(tf.random.stateless_normal([512, 512], [0, 0]), dtype)
-      product = tf.function(lambda x: tf.matmul(x, x), autograph=False)
-      times = []
-      for _ in range(6):  # The first of them is compiled.
-        started = time.perf_counter()
-        product(x).numpy()
-        times.append(time.perf_counter() - started)
-    return min(times)
-
-  return "bfloat16" if seconds(tf.bfloat16) < seconds(tf.float32) else "float32"
 
 
 def build_model(

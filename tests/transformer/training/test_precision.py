@@ -151,13 +151,13 @@ def test_an_interrupted_training_goes_on(tmp_path):
 
 @pytest.mark.parametrize("faster", ["float32", "bfloat16"])
 def test_auto_takes_what_is_faster(faster, monkeypatch):
-  monkeypatch.setattr(model_building, "_faster_precision", lambda: faster)
+  monkeypatch.setattr(model_building, "faster", lambda: faster)
   found = model_building.dtype_of_precision("auto")
   assert found == mtf.VariableDType(tf.float32, tf.float32, tf.as_dtype(faster))
 
 
 def test_auto_measures():
-  assert model_building._faster_precision() in ("float32", "bfloat16")
+  assert model_building.faster() in ("float32", "bfloat16")
 
 
 def test_texts_are_continued_in_half_precision(exact):
