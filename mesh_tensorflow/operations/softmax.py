@@ -124,7 +124,8 @@ class _NormalizedExpOperation(Operation):
 
   def _softmax(self) -> Tensor:
     """That of the input, in float32 at least, from the input: half a result is too coarse."""
-    return _wide(SoftmaxOperation(self.inputs[0], self._dim, *self.inputs[1:]).outputs[0])
+    x, *extra = self.inputs
+    return _wide(SoftmaxOperation(x, self._dim, extra[0] if extra else None).outputs[0])
 
   @property
   def _is_half(self) -> bool:
