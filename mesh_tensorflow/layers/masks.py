@@ -1,4 +1,4 @@
-"""Attention masks: tensors to add to logits, 0 where attention may go and -1e9 elsewhere."""
+"""Attention masks: tensors to add to logits, 0 where attention may go, `masked_logit` elsewhere."""
 
 from __future__ import annotations
 
@@ -25,12 +25,20 @@ __all__ = [
   "rename_length_to_memory_length",
 ]
 
-# Finite (but in float16): where all positions are masked, the softmax has equal weights, not NaN.
-MASKED = -1e9
+
+def masked_logit(dtype: tf.DType) -> float:
+  """What is added to a logit to hide it: -1e9, or in float16 half of the least number.
+
+  It is finite: where all positions are masked, the softmax has equal weights, not NaN.
+
+  Args:
+    dtype: dtype of the logits.
+  """
+  return max(-1e9, float(dtype.min) / 2)
 
 
 def _additive(condition: tf.Tensor, dtype: tf.DType) -> tf.Tensor:
-  return tf.where(condition, tf.constant(MASKED, dtype), tf.constant(0.0, dtype))
+  return tf.where(condition, tf.constant(masked_logit(dtype), dtype), tf.constant(0.0, dtype))
 
 
 def mask_where(
@@ -40,7 +48,7 @@ def mask_where(
   dtype: DTypeLike,
   output_shape: Shape | None = None,
 ) -> Tensor:
-  """MASKED where `hidden(x1, x2)`, a function of slices, is true; else 0.
+  """`masked_logit` where `hidden(x1, x2)`, a function of slices, is true; else 0.
 
   Args:
     hidden: from slices of x1 and x2 to booleans.

@@ -501,8 +501,9 @@ def run_program(
   tolerances = {d.name: d.replica_tolerance for d in descriptors}
   for place, *everywhere in zip(shapes, *per_processor):
     name, key, i = place
-    exports = [np.asarray(export) for export, _ in everywhere]
-    slices = [np.asarray(s) for _, laid_out in everywhere for s in laid_out]
+    # (NumPy does not take scalars of bfloat16 for arrays.)
+    exports = [np.asarray(export.numpy()) for export, _ in everywhere]
+    slices = [np.asarray(s.numpy()) for _, laid_out in everywhere for s in laid_out]
     getattr(values[name], key).append(exports[0])
     if not _agree(impl, shapes[place], exports, slices, tolerances[name]):
       values[name].disagreements.append(f"{key} {i}: processors do not agree about {shapes[place]}")

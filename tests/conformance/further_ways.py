@@ -1,6 +1,6 @@
-"""Two further ways to run a descriptor: one tensor at several inputs, and gradients of gradients.
+"""Further ways to run a descriptor: one tensor at several inputs, gradients of gradients, in half.
 
-Both make another descriptor of the given one, which runs as any other.
+All make another descriptor of the given one, which runs as any other.
 
 One tensor: inputs of one shape and dtype become one. The value is that of the reference with the
 same array in these places; the gradient is the sum of those of the places.
@@ -28,7 +28,7 @@ import numpy as np
 import tensorflow as tf
 
 import mesh_tensorflow as mtf
-from mesh_tensorflow.errors import MeshError
+from mesh_tensorflow.errors import DTypeError, MeshError
 from mesh_tensorflow.program import scope
 from tests.conformance import framework
 from tests.conformance.framework import Descriptor, Input, Layout
@@ -52,6 +52,36 @@ CONSTANTS: dict[str, tuple[int, ...] | None] = {
   "softmax_extra_tensor": (1,),
   "softmax_extra_8": (1,),
 }
+
+# In half precision: float32 inputs become bfloat16 or float16. What is computed of them is rounded
+# several times, to 2 ** -9 and 2 ** -12.
+HALF_TOLERANCE = {"bfloat16": 3e-2, "float16": 4e-3}
+# What its own function, or its test's, does in float32 beside the input.
+_FLOAT32_BESIDE = "it has float32 variables or constants beside the input"
+NOT_IN_HALF = {
+  **dict.fromkeys(
+    (
+      "cholesky", "embedding_weights", "gradient_of_variable", "multihead_attention",
+      "multihead_attention_params", "positions", "recompute_grad_variable", "scalar_mul_tf",
+      "training_step", "while_loop", "while_loop_accumulator", "while_loop_assigns",
+      "while_loop_gathered_steps", "while_loop_nested", "while_loop_random",
+      "while_loop_random_nested",
+    ),
+    _FLOAT32_BESIDE,
+  ),
+  **dict.fromkeys(
+    ("solve", "solve_adjoint", "solve_complex", "solve_one_matrix", "triangular_solve"),
+    "TensorFlow solves nothing in half precision",
+  ),
+}  # fmt: skip
+# TensorFlow's own error, of a function that is given to `slicewise`; or what the package only calls
+# with float32, as it decides by small differences.
+UNTRIED_IN_HALF = (
+  "beam_search_all_steps", "choice_gumbel", "choice_top_k", "choice_top_p", "slicewise_lrn",
+  "slicewise_several",
+)  # fmt: skip
+# What rounds more often: how much more.
+_COARSER = {"reversible": 5.0}
 
 # What cannot be differentiated twice, and must say so.
 NOT_TWICE = {
@@ -105,6 +135,63 @@ def with_one_tensor(descriptor: Descriptor) -> Descriptor | None:
     else lambda *xs: reference(*spread(xs)),
     gradient=gradient if descriptor.gradient else None,
   )
+
+
+# ------------------------------------------------------------------------ half precision
+
+
+def in_half(given: Descriptor) -> Descriptor | None:
+  """A descriptor with bfloat16 or float16 inputs, in turns; None if no input is float32."""
+  if not any(x.dtype == "float32" for x in given.inputs):
+    return None
+  dtype = sorted(HALF_TOLERANCE)[zlib.crc32(given.name.encode()) % 2]
+  inputs = [
+    dataclasses.replace(x, dtype=dtype, values=_rounded(x, a, dtype))
+    if x.dtype == "float32"
+    else dataclasses.replace(x, values=a)
+    for x, a in zip(given.inputs, given.arrays)
+  ]
+  return dataclasses.replace(
+    given,
+    name=f"{given.name}_{dtype}",
+    inputs=tuple(inputs),
+    tolerance=max(HALF_TOLERANCE[dtype] * _COARSER.get(given.name, 1.0), given.tolerance),
+  )
+
+
+def _rounded(x: Input, a: np.ndarray, dtype: str) -> np.ndarray:
+  """Values in a dtype; those that were drawn, and so had no ties, have none then."""
+  rounded = np.asarray(a, tf.as_dtype(dtype).as_numpy_dtype)
+  if x.values is not None or len(np.unique(rounded)) == rounded.size:
+    return rounded
+  flat = rounded.reshape(-1).copy()
+  order = np.argsort(a, axis=None)
+  for before, i in zip(order, order[1:]):
+    if np.float32(flat[i]) <= np.float32(flat[before]):
+      flat[i] = _next(flat[before])
+  return flat.reshape(rounded.shape)
+
+
+def _next(value: Any) -> Any:
+  """The number that follows."""
+  bits = np.asarray(value).view(np.int16)
+  if bits & 0x7FFF == 0:
+    return np.int16(1).view(value.dtype)
+  return np.int16(bits + (1 if bits > 0 else -1)).view(value.dtype)
+
+
+def refusal_of_half(given: Descriptor) -> str | None:
+  """What is wrong with the refusal to compute in half precision; None if it is as it should be."""
+  half = in_half(given)
+  if half is None:
+    return None
+  try:
+    _outputs(half)
+  except DTypeError:
+    return None
+  except Exception as e:  # Whatever it is, it is told.
+    return f"{half.name}: {type(e).__name__}: {str(e)[:300]}"
+  return f"{half.name} is computed; it is listed as one that is not"
 
 
 # ------------------------------------------------------------------ gradients of gradients

@@ -1,4 +1,5 @@
-"""The tests of the descriptors of a room: on drawn layouts, with one tensor twice, differentiated.
+"""The tests of the descriptors of a room: on drawn layouts, with one tensor twice, differentiated
+again, and in half precision.
 
 A room has its descriptors in `tests/<room>/descriptors_<family>.py`, and in its test_conformance.py
 
@@ -85,7 +86,12 @@ FAMILIES = {name: family for families in FAMILIES_OF.values() for name, family i
 _ROOM_OF = {name: room for room, families in FAMILIES_OF.items() for name in families}
 
 ONE, AGAIN = "one tensor at several inputs", "gradients differentiated again"
-WAYS = (ONE, AGAIN)
+HALF = "in half precision"
+WAYS = (ONE, AGAIN, HALF)
+# TensorFlow has complex numbers of float32 and float64 alone.
+_NEVER_IN_HALF = {
+  d.name for f in ("complex", "fft") for d in FAMILIES.get(f, ()) if not d.name.endswith("_of_real")
+}
 # They take turns. What is traced takes longest, so layers, which are made of operations, are not.
 _FASTEST = "placement_eager"
 _EAGER = (_FASTEST, "simd_eager")
@@ -181,6 +187,12 @@ def further_case(descriptor: framework.Descriptor, way: str):
   if way == ONE:
     one = further_ways.with_one_tensor(descriptor)
     return one and (one, functools.partial(framework.compare, one))
+  if way == HALF:
+    refused = descriptor.name in _NEVER_IN_HALF | {*further_ways.NOT_IN_HALF}
+    if refused or descriptor.name in further_ways.UNTRIED_IN_HALF:
+      return None
+    half = further_ways.in_half(descriptor)
+    return half and (half, functools.partial(framework.compare, half))
   if not descriptor.differentiable or descriptor.name in further_ways.NOT_TWICE:
     return None
   again = further_ways.differentiated_again(descriptor)
@@ -268,6 +280,11 @@ class Conformance:
       problems += [f"{p} ({layout}, {mode})" for p in found]
     record_property("conformance_way", {"family": family, "way": way, "cases": count})
     assert not problems, "\n  ".join(["", *problems])
+
+  def test_what_is_refused_in_half_precision(self, family):
+    refused = _NEVER_IN_HALF | {*further_ways.NOT_IN_HALF}
+    problems = [further_ways.refusal_of_half(d) for d in FAMILIES[family] if d.name in refused]
+    assert not any(problems), "\n  ".join(["", *filter(None, problems)])
 
   def test_every_operation_runs_in_both_implementations_and_traced(self, family):
     """On a layout that is legal for it, if one of those drawn is."""

@@ -7,6 +7,7 @@ import tensorflow as tf
 
 import mesh_tensorflow as mtf
 from mesh_tensorflow import layers
+from mesh_tensorflow.layers.masks import masked_logit
 from tests.conformance.framework import T, op
 
 BATCH, LENGTH, VOCAB = mtf.Dimension("b", 4), mtf.Dimension("length", 8), mtf.Dimension("v", 16)
@@ -66,7 +67,7 @@ def masked_ce(logits, targets):
 
 def hide_padding(logits):
   ids = mtf.range(logits.mesh, VOCAB, tf.int32)
-  return logits + mtf.cast(mtf.greater_equal(ids, 5), logits.dtype) * -1e9
+  return logits + mtf.cast(mtf.greater_equal(ids, 5), logits.dtype) * masked_logit(logits.dtype)
 
 
 DESCRIPTORS = [

@@ -10,6 +10,7 @@ import tensorflow as tf
 
 import mesh_tensorflow as mtf
 from mesh_tensorflow import errors
+from mesh_tensorflow.layers.masks import masked_logit
 from mesh_tensorflow.transformer.model.context import Context
 from mesh_tensorflow.transformer.model.decoding_states import in_reading_order
 from mesh_tensorflow.transformer.model.sequence_utils import autoregressive_inputs
@@ -283,7 +284,7 @@ def _choose(logits: mtf.Tensor, vocab_dim: mtf.Dimension, options: SamplingOptio
   """The next token of each row: int32, the dims of logits but vocab_dim."""
   if options.never_end and options.stop_at_token is not None:
     stop = mtf.constant(logits.mesh, options.stop_at_token, dtype=tf.int32)
-    logits += mtf.one_hot(stop, vocab_dim, on_value=-1e9, dtype=logits.dtype)
+    logits += mtf.one_hot(stop, vocab_dim, on_value=masked_logit(logits.dtype), dtype=logits.dtype)
   k = options.sampling_keep_top_k
   if k != -1 and k < vocab_dim.size:
     # Counted from 0, this is the largest of those to leave out.

@@ -10,6 +10,7 @@ import tensorflow as tf
 
 import mesh_tensorflow as mtf
 from mesh_tensorflow.arguments.declared import affects
+from mesh_tensorflow.layers.masks import masked_logit
 from mesh_tensorflow.transformer.model.context import Context
 
 _MODULE = "mesh_tensorflow.transformer.transformer"
@@ -37,9 +38,7 @@ def without_padding(
     return logits
   ids = mtf.range(logits.mesh, vocab_dim, dtype=tf.int32) + start
   padding = mtf.logical_and(mtf.greater_equal(ids, size), mtf.less(ids, end))
-  # Far below all others, and finite.
-  least = max(-1e9, float(logits.dtype.min) / 2)
-  return logits + mtf.cast(padding, logits.dtype) * least
+  return logits + mtf.cast(padding, logits.dtype) * masked_logit(logits.dtype)
 
 
 class TokenVectors:

@@ -13,14 +13,15 @@ import tensorflow as tf
 
 import mesh_tensorflow as mtf
 from mesh_tensorflow import errors
+from mesh_tensorflow.layers.masks import masked_logit
 from mesh_tensorflow.transformer.model.context import Context
 
 
 def visibility_mask_to_attention_bias(visible: mtf.Tensor, dtype: tf.DType) -> mtf.Tensor:
-  """0 where `visible`, a bool tensor, is true; -1e9, or half of the least number, elsewhere."""
-  # Finite: for a position that sees nothing, as padding may, infinities would make the softmax
-  # 0 / 0. So its weights are equal, and what it gets is not used.
-  return mtf.cast(mtf.logical_not(visible), dtype) * max(-1e9, float(dtype.min) / 2)
+  """0 where `visible`, a bool tensor, is true; `masked_logit` elsewhere."""
+  # Finite: a position that sees nothing, as padding may, has equal weights, and what it gets is not
+  # used.
+  return mtf.cast(mtf.logical_not(visible), dtype) * masked_logit(dtype)
 
 
 def compared(
