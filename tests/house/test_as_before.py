@@ -75,7 +75,7 @@ def test_every_flag_of_a_help_is_tried():
   assert found == {"--config": "FILE", "--dry_run": "", "--steps": "N", "--x": ""}
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.subprocess
 def test_a_checkout_is_as_itself(tmp_path, capsys, monkeypatch):
   """And what a program does otherwise on one side is a row."""

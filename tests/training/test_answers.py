@@ -188,11 +188,16 @@ def _trains(program: Running) -> bool:
 @pytest.mark.slow
 @pytest.mark.subprocess
 @pytest.mark.parametrize("name", PROGRAMS)
-def test_help_and_wrong_flags(name, tmp_path):
-  with running(tmp_path, name, ["--help"]) as told, running(tmp_path, name, ["--nosense=1"]) as bad:
-    assert told.wait() == exit_codes.DONE and FLAG[name] in told.text, told.text
-    assert bad.wait() == exit_codes.CONFIGURATION, bad.text
-  assert "nosense" in bad.text and "Traceback" not in bad.text
+def test_help_and_wrong_flags(name, run_forked):
+  def started(flag):
+    program = ["-m", "tests.training.answers_program", name, flag]
+    return run_forked(program, check=False, env={"PYTHONPATH": str(ROOT)})
+
+  told, bad = started("--help"), started("--nosense=1")
+  assert told.returncode == exit_codes.DONE and FLAG[name] in told.stdout + told.stderr, told
+  assert bad.returncode == exit_codes.CONFIGURATION, bad
+  text = bad.stdout + bad.stderr
+  assert "nosense" in text and "Traceback" not in text
 
 
 @pytest.mark.long
