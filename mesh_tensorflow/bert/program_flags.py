@@ -109,6 +109,13 @@ _ON_A_MESH = (
     "placement: one program for all devices; simd: one for each; auto: what suits.",
   ),
   Flag(
+    flags.DEFINE_string,
+    "shard_state",
+    "",
+    "Dimensions of the mesh over which weights and optimizer state that the layout leaves whole "
+    "are stored in shards (ZeRO, FSDP): batch, or batch,model.",
+  ),
+  Flag(
     flags.DEFINE_integer, "random_seed", 0, "Of initial weights, dropout and order of examples."
   ),
 )
@@ -117,7 +124,10 @@ _ON_A_MESH = (
 TRAINER_FLAGS = tuple(
   Flag(*told)
   for told in command.trainer_flags(
-    save_checkpoints_steps=1000, iterations_per_loop=1000, keep_checkpoint_max=10
+    save_checkpoints_steps=1000,
+    iterations_per_loop=1000,
+    keep_checkpoint_max=10,
+    state_dtype="float32",
   )
 )
 SHARED = (*_ON_A_MESH, *TRAINER_FLAGS)

@@ -81,10 +81,11 @@ def make_mesh_impl(layout: str | None = None) -> mtf.MeshImpl:
       layout,
       implementation=value("mesh_implementation"),
       seed=value("random_seed"),
+      shard_state=value("shard_state"),
     )
   mesh_shape, rules = mtf.convert_to_shape(shape), mtf.convert_to_layout_rules(layout)
   mesh_setup.check_mesh_names(mesh_shape, rules)
-  return tpu_mesh.make_mesh_impl(
+  impl: mtf.MeshImpl = tpu_mesh.make_mesh_impl(
     mesh_shape,
     rules,
     value("tpu_name") or value("master") or "local",
@@ -92,6 +93,7 @@ def make_mesh_impl(layout: str | None = None) -> mtf.MeshImpl:
     project=value("gcp_project"),
     variable_store=mtf.VariableStore(seed=value("random_seed")),
   )
+  return impl.with_sharded_state(value("shard_state"))
 
 
 def prepare_devices() -> None:

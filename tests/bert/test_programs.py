@@ -136,6 +136,31 @@ def test_pretraining(folder, pretrained, tmp_path, capsys):
 
 
 @pytest.mark.slow
+def test_state_in_shards_and_in_fewer_bits(folder, pretrained, tmp_path, monkeypatch):
+  """Shards change no value, 8 bits little; with --layout=auto, too."""
+  shards = []
+  made = training.Runner.__init__
+
+  def noted(self, model_fn, mesh_impl, *args, **kwargs):
+    shards.append(mesh_impl.state_dims)
+    made(self, model_fn, mesh_impl, *args, **kwargs)
+
+  monkeypatch.setattr(training.Runner, "__init__", noted)
+  expected = float(results(pretrained / "eval_results_4.txt")["loss"])
+  for name, more in {
+    "shards": {"shard_state": "batch"},
+    "found": {"shard_state": "batch,model", "layout": "auto"},
+    "bits": {"shard_state": "batch", "state_dtype": "int8"},
+  }.items():
+    pretrain(folder, tmp_path / name, mesh_shape="batch:2,model:2", **more)
+    loss = float(results(tmp_path / name / "eval_results_4.txt")["loss"])
+    assert loss == pytest.approx(expected, rel=2e-2 if name == "bits" else 1e-4), name
+  assert shards == [("batch",), ("batch", "model"), ("batch",)]
+  with pytest.raises(mtf.LayoutError, match="cannot be sharded over 'rows'"):
+    pretrain(folder, tmp_path / "wrong", shard_state="rows")
+
+
+@pytest.mark.slow
 def test_classifier(folder, pretrained, tmp_path):
   rng = random.Random(1)
   texts, labels = [], [i % 2 for i in range(30)]
