@@ -27,6 +27,10 @@ LONG_IF_SEARCHED = (
   "test_class_and_call",
   "test_attributes_reach_it",
   "test_stop_training_within_a_loop",
+  "test_a_model_that_stays_behind_has_the_state",
+  "test_a_model_that_was_used_is_let_go_of",
+  "test_generate_is_said_to_be_unsplit_once",
+  "test_two_meshes_share_a_model",
 )
 FIT = {"batch_size": 8, "epochs": 2, "shuffle": False, "verbose": 0}
 
