@@ -27,7 +27,7 @@ __all__ = [
 
 
 def masked_logit(dtype: tf.DType) -> float:
-  """What is added to a logit to hide it: -1e9, or in float16 half of the least number.
+  """Summand that hides a logit: -1e9, or in float16 half of the least number.
 
   It is finite: where all positions are masked, the softmax has equal weights, not NaN.
 

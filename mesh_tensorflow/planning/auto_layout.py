@@ -64,7 +64,7 @@ class LayoutChoice:
 
   @property
   def built_with(self) -> str:
-    """What is chosen besides mesh and layout, in words."""
+    """Names of the choices besides mesh and layout, in words."""
     words = [self.settings] if self.settings else []
     if self.shard_state:
       words.append(f"state in shards{'' if self.reshard_after_forward else ', gathered once'}")

@@ -107,7 +107,7 @@ class BranchAndBound:
 
 @dataclasses.dataclass(frozen=True)
 class Sharding:
-  """How variables are stored in shards; see `MeshImpl.with_sharded_state`.
+  """Storage of variables in shards; see `MeshImpl.with_sharded_state`.
 
   Attributes:
     mesh_dims: names of mesh dimensions, as far as the mesh has them; None: all of the mesh.

@@ -358,10 +358,10 @@ def _best_mesh(
         machine,
         limit,
         0.0,
-        name,
-        tuple(report.shard_state),
-        report.reshard_after_forward,
-      )  # fmt: skip
+        settings=name,
+        shard_state=tuple(report.shard_state),
+        reshard_after_forward=report.reshard_after_forward,
+      )
     )
   if not choices:
     raise LayoutError(

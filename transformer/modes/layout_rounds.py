@@ -150,7 +150,15 @@ class Rounds:
     built = mtf.describe(step, machine=choice.machine)
     assert built.seconds is not None
     memory = int(built.memory.total)
-    return dataclasses.replace(choice, seconds=built.seconds, memory=memory, alternatives=())
+    return dataclasses.replace(
+      choice,
+      seconds=built.seconds,
+      memory=memory,
+      alternatives=(),
+      # Of a bound layout those that are bound.
+      shard_state=tuple(built.shard_state),
+      reshard_after_forward=built.reshard_after_forward,
+    )
 
 
 def _fingerprint(step: Function) -> int:
