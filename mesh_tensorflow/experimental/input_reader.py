@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from mesh_tensorflow.environment.data_sets import without_autotuning
 from mesh_tensorflow.errors import DataError, ShapeError, SizeError
 from mesh_tensorflow.meshes.mesh_impl import MeshImpl
 from mesh_tensorflow.program.dimensions import Shape, ShapeLike, convert_to_shape
@@ -146,7 +147,7 @@ class SubBatchSlicer:
     """A function that begins with the first batch."""
 
     def start() -> None:
-      self._iterator = iter(self._create())
+      self._iterator = iter(without_autotuning(self._create()))
 
     return start
 
@@ -315,7 +316,7 @@ class PlacementMeshImplInputReader:
       sess: not used.
     """
     del sess
-    self._iterator = iter(self._data)
+    self._iterator = iter(without_autotuning(self._data))
 
   def next_slices(self) -> list[list[tf.Tensor]]:
     """Slices of the next batch: for each input a list with one for each processor.

@@ -20,6 +20,7 @@ import keras
 import tensorflow as tf
 
 from mesh_tensorflow import workers
+from mesh_tensorflow.environment.data_sets import untuned_iterators
 from mesh_tensorflow.errors import GraphError, UnsupportedError
 from mesh_tensorflow.importing.imported import Imported
 from mesh_tensorflow.importing.naming import named_leaves
@@ -189,7 +190,8 @@ class Programs:
         self._replace_functions()
       self._loops += 1
     try:
-      yield
+      with untuned_iterators:
+        yield
     finally:
       with self._lock:
         self._loops -= 1

@@ -21,6 +21,7 @@ import tqdm
 from mesh_tensorflow import checkpoint as checkpoint_lib
 from mesh_tensorflow import workers
 from mesh_tensorflow.arguments.declared import affects
+from mesh_tensorflow.environment.data_sets import without_autotuning
 from mesh_tensorflow.errors import CheckpointError, DataError
 from mesh_tensorflow.training import input_shards, seeds, several_steps
 from mesh_tensorflow.training.input_shards import BatchRows, InputShard
@@ -217,7 +218,7 @@ class BatchStream:
     self.place = place
     # Kept: with a data set goes the order of its shuffles, also for an iterator that is restored.
     self._dataset = self._epochs.rows_from(place)
-    self.iterator = iter(self._batches(self._dataset))
+    self.iterator = iter(without_autotuning(self._batches(self._dataset)))
     self._held = None
     self.last_row = last_row
 
@@ -717,13 +718,14 @@ def reading(
   """Yields the elements of a data set.
 
   Args:
-    batches: the data set.
+    batches: the data set, which is not tuned: it prefetches as far as it says.
     explain: the error that TensorFlow's stands for; None: TensorFlow's is raised.
 
   Raises:
     DataError: a file of it is damaged or gone; or a generator raised a `DataError`.
   """
-  iterator = iter(batches)
+  tuned = isinstance(batches, tf.data.Dataset)
+  iterator = iter(without_autotuning(batches) if tuned else batches)
   while True:
     try:
       batch = next(iterator)

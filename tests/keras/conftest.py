@@ -13,6 +13,7 @@ import keras
 import pytest
 
 import mesh_tensorflow as mtf
+from mesh_tensorflow.environment.data_sets import UntunedIterators
 from mesh_tensorflow.keras import layouts
 from tests.importing.comparing import slow_machine
 from tests.keras import models
@@ -25,6 +26,13 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
   mark = pytest.mark.long if is_long else pytest.mark.slow
   metafunc.fixturenames.append("layouts_of")
   metafunc.parametrize("layouts_of", ["given", pytest.param("auto", marks=mark)], indirect=True)
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _iterators_end_at_once() -> Iterator[None]:
+  """Those of plain Keras, too, beside which the tests look at parallel models."""
+  with UntunedIterators():
+    yield
 
 
 @pytest.fixture

@@ -26,7 +26,11 @@ from tests.keras.models import (
 )
 
 SEARCHED_TOO = True
-LONG_IF_SEARCHED = ("test_keras_functions_are_back_afterwards", "test_before_a_first_step")
+LONG_IF_SEARCHED = (
+  "test_data_is_not_tuned_within_a_loop",
+  "test_keras_functions_are_back_afterwards",
+  "test_before_a_first_step",
+)
 FIT = {"batch_size": 8, "epochs": 2, "shuffle": False, "verbose": 0}
 
 
@@ -215,6 +219,27 @@ class TestState:
       model.compile(keras.optimizers.SGD(0.1), loss="mse", metrics=["mae"])
     targets = np.eye(4, dtype=np.float32)[Y[:16]]
     assert_same_history(parallel.fit(X[:16], targets, **FIT), theirs.fit(X[:16], targets, **FIT))
+
+  def test_data_is_not_tuned_within_a_loop(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    """TensorFlow's tuner would let the end of an iterator wait, for up to a minute."""
+    iterated, plain = [], tf.data.Dataset.__iter__
+
+    def noted(dataset: tf.data.Dataset) -> Any:
+      iterated.append(dataset.options().autotune.enabled)
+      return plain(dataset)
+
+    def evaluates(*_: object) -> None:
+      parallel.evaluate(X[:8], Y[:8], verbose=0)
+
+    monkeypatch.setattr(tf.data.Dataset, "__iter__", noted)
+    parallel = mtf.keras.parallelize(compiled(), placement())
+    data = tf.data.Dataset.from_tensor_slices((X[:16], Y[:16])).batch(8)
+    callback = keras.callbacks.LambdaCallback(on_epoch_end=evaluates)
+    parallel.fit(data, verbose=0, epochs=2, callbacks=[callback])
+    assert len(iterated) >= 3
+    assert not any(iterated)
+    assert None not in iterated
+    assert tf.data.Dataset.__iter__ is noted
 
   def test_keras_functions_are_back_afterwards(self) -> None:
     ours = compiled()

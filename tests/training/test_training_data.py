@@ -6,6 +6,8 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from mesh_tensorflow.environment import data_sets
+from mesh_tensorflow.training import data as training_data
 from mesh_tensorflow.training.data import SavedPipeline
 from mesh_tensorflow.training.input_shards import BatchRows
 from mesh_tensorflow.transformer.training.trainer import open_data
@@ -77,6 +79,35 @@ def test_a_function_is_asked_for_the_rows_of_a_process_and_the_last(third_and_fo
   found = first_batch(open_data(third_and_fourth, of_rows, None, "train"))
   np.testing.assert_array_equal(found, np.full([1, 2, LENGTH // 2], [[[3], [4]]]))
   assert set(asked) == {BatchRows(BATCH, (2, 3, BATCH - 1))}
+
+
+class TestTuner:
+  """Of TensorFlow's tuner an iterator's end may have to wait for up to a minute."""
+
+  def test_a_data_set_is_not_tuned(self):
+    numbers = tf.data.Dataset.range(5)
+    plain = data_sets.without_autotuning(numbers)
+    assert plain.options().autotune.enabled is False
+    assert list(plain.as_numpy_iterator()) == list(range(5))
+
+  @pytest.mark.parametrize("enabled", [True, False])
+  def test_its_own_option_is_kept(self, enabled):
+    options = tf.data.Options()
+    options.autotune.enabled = enabled
+    numbers = tf.data.Dataset.range(5).with_options(options)
+    assert data_sets.without_autotuning(numbers) is numbers
+
+  def test_what_a_training_reads_is_not_tuned(self, steps, monkeypatch):
+    iterated = []
+    plain = tf.data.Dataset.__iter__
+    monkeypatch.setattr(
+      tf.data.Dataset, "__iter__", lambda dataset: iterated.append(dataset) or plain(dataset)
+    )
+    data = open_data(steps, lambda *_, **__: rows(tf.data.Dataset.range(100)), None, "train", 0)
+    first_batch(data)
+    list(training_data.reading(tf.data.Dataset.range(5)))
+    # Before them may be one that only makes iterators of its epochs.
+    assert [d.options().autotune.enabled for d in iterated[-2:]] == [False, False]
 
 
 class _Numbers:

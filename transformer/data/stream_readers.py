@@ -15,6 +15,7 @@ import tensorflow as tf
 
 from mesh_settings.rules import COUNT_OR_ZERO
 from mesh_tensorflow.arguments.declared import COUNT, affects, takes
+from mesh_tensorflow.environment.data_sets import without_autotuning
 from mesh_tensorflow.errors import ConfigError, DataError
 from mesh_tensorflow.training import input_shards
 from mesh_tensorflow.transformer.data.encoding import (
@@ -438,7 +439,7 @@ def tfds_sentences(
     shuffle_files=False,
   )  # fmt: skip
   dataset = _renamed(dataset.take(max_examples), dataset_name, {f: f for f in features})
-  for example in dataset.as_numpy_iterator():
+  for example in without_autotuning(dataset).as_numpy_iterator():
     yield from (example[f] for f in features)
 
 

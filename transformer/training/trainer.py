@@ -19,6 +19,7 @@ from mesh_settings.trainer import TrainerSettings
 from mesh_tensorflow import checkpoint as checkpoint_lib
 from mesh_tensorflow import workers
 from mesh_tensorflow.arguments.declared import COUNT_OR_ZERO, takes
+from mesh_tensorflow.environment.data_sets import without_autotuning
 from mesh_tensorflow.errors import ConfigError, DataError
 from mesh_tensorflow.numerics import random_bits
 from mesh_tensorflow.training.data import TrainingData
@@ -609,7 +610,7 @@ class Trainer:
     """
     self.restore_for_inference(checkpoint_path)
     size = self.steps.batch_size
-    for batch in call_input_fn(input_fn, size).as_numpy_iterator():
+    for batch in without_autotuning(call_input_fn(input_fn, size)).as_numpy_iterator():
       batch = batch[0] if isinstance(batch, tuple) else batch
       if not isinstance(batch, Mapping):
         raise DataError(f"predict: the data must be dicts of features, not {type(batch).__name__}")
