@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import tensorflow as tf
@@ -36,6 +36,16 @@ class Wire:
   variable: VariableRecord | None = None
   resource: Any = None
   is_stack: bool = False
+
+  # Attributes by which operations that compute with it are alike, for `planning`.
+  alike_by: ClassVar[Sequence[str]] = (
+    "shape",
+    "dtype",
+    "static",
+    "variable",
+    "resource",
+    "is_stack",
+  )
 
   @property
   def rank(self) -> int:
@@ -106,6 +116,11 @@ class Node:
   parts: tuple[Node, ...] = ()
   gradient: CustomGradient | None = None
   no_gradient: str = ""
+
+  alike_by: ClassVar[Sequence[str]] = (
+    "type", "inputs", "outputs", "attributes", "functions", "arguments", "settable", "parts",
+    "gradient", "no_gradient", "is_stateful", "fallback",
+  )  # fmt: skip
 
   def static(self, index: int) -> np.ndarray | None:
     """The values of an input, where they are known without running."""

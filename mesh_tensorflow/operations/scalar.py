@@ -15,7 +15,7 @@ from mesh_tensorflow.program.graph import Operation, Tensor
 __all__ = ["ScalarAddOperation", "ScalarMultiplyOperation"]
 
 
-class _ScalarOperation(Operation):
+class ScalarOperation(Operation):
   """Base class of operations of a tensor and a scalar."""
 
   _default_name: str
@@ -26,7 +26,7 @@ class _ScalarOperation(Operation):
     self._outputs = [Tensor(self, x.shape, x.dtype)]
 
 
-class ScalarMultiplyOperation(_ScalarOperation):
+class ScalarMultiplyOperation(ScalarOperation):
   """x times a scalar (a Python or NumPy number, or a 0-d tf.Tensor of x's dtype).
 
   Args:
@@ -56,7 +56,7 @@ class ScalarMultiplyOperation(_ScalarOperation):
     )
 
 
-class ScalarAddOperation(_ScalarOperation):
+class ScalarAddOperation(ScalarOperation):
   """x plus a scalar; arguments as `ScalarMultiplyOperation`."""
 
   _default_name = "scalar_add"

@@ -252,12 +252,13 @@ def _tasks(
     LayoutError: no program has one; the message is that of the first program.
   """
   tasks, errors, pieces = [], [], Pieces()
+  parts = [devices] if shape is None else shape.to_integer_list
   for name, program in programs.items():
     graph, outputs = program.build()
     try:
       impl = program.mesh_impl
       sharding = Sharding(impl.state_dims, impl.reshards_after_forward) if impl else Sharding()
-      task = Task(Evaluator(graph, outputs, pieces), machine, rules, limit, name, sharding)
+      task = Task(Evaluator(graph, outputs, pieces, parts), machine, rules, limit, name, sharding)
       if shape is not None:
         task.on_given(shape)
       else:

@@ -378,6 +378,7 @@ class Evaluator:
     graph: the graph.
     results: tensors that are exported, or None for those that no operation reads.
     pieces: of other programs that are alike, which must be kept meanwhile; None: new ones.
+    parts: numbers of parts, above 1, into which dimensions will be split, so far as they are known.
 
   Attributes:
     needed: the operations of the graph that a result or an assignment needs.
@@ -390,8 +391,14 @@ class Evaluator:
     others: operations that are not needed.
   """
 
-  def __init__(self, graph: Graph, results: Sequence[Tensor] | None, pieces: Pieces | None = None):
-    self.graph = graph
+  def __init__(
+    self,
+    graph: Graph,
+    results: Sequence[Tensor] | None,
+    pieces: Pieces | None = None,
+    parts: Sequence[int] = (),
+  ):
+    self.graph, self._parts = graph, sorted(n for n in parts if n > 1)
     operations = graph.operations
     self.results = probable_results(operations) if results is None else list(dict.fromkeys(results))
     self._results = set(self.results)
@@ -742,7 +749,9 @@ class Evaluator:
       read = reads(kind.operation)
       made[kind.number] = [False] * len(kind.operation.outputs)
       for name in sorted(kind.dims):
-        factor = kind.smallest_factor([name])
+        # By one that will be asked for, nothing is lowered twice.
+        suits = (n for n in self._parts if all(size % n == 0 for size in kind.dims[name]))
+        factor = next(suits, 0) or kind.smallest_factor([name])
         if not factor:
           continue
         piece = self.pieces.piece(kind, ((name, 0),), (factor,), (None,) * len(read))

@@ -4,7 +4,9 @@ Operations that are alike are lowered once, so that one layer of a model stands 
 without exchanges is the same computation whatever the sizes of the mesh axes, on slices of other
 sizes. Each of its figures (FLOPs, bytes) is then a sum of products of 1 / (parts of a dimension),
 and follows from the pieces in which each dimension is whole or split. The first one that was
-lowered checks that it does; if not, and where there are exchanges, every one is lowered.
+lowered checks that it does; if not, and where there are exchanges, every one is lowered. What
+computes each element alike does as much for each, on slices of any shape: such operations share
+two pieces, and one more of each kind checks that they do.
 """
 
 from __future__ import annotations
@@ -20,7 +22,11 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from mesh_tensorflow.operations.broadcasting import BinaryOpWithBroadcasting
+from mesh_tensorflow.operations.elementwise import CastBeforeSumOperation
 from mesh_tensorflow.operations.reshape import ReshapeOperation
+from mesh_tensorflow.operations.scalar import ScalarOperation
+from mesh_tensorflow.operations.slicewise import GenericGradOperation, SlicewiseOperation
 from mesh_tensorflow.operations.variables import Variable, VariableDType
 from mesh_tensorflow.planning.cost_model import Work
 from mesh_tensorflow.planning.lowering import (
@@ -32,7 +38,7 @@ from mesh_tensorflow.planning.lowering import (
 )
 from mesh_tensorflow.planning.mesh_impl import Collective
 from mesh_tensorflow.program.dimensions import Dimension, Shape
-from mesh_tensorflow.program.graph import Mesh, Operation, Tensor, reads
+from mesh_tensorflow.program.graph import Mesh, Operation, Tensor, is_of_one_shape, reads
 
 # Attributes that identify an operation, and do not say what it does.
 _NAMES = frozenset(
@@ -101,6 +107,9 @@ def _value(value: Any, places: Mapping[Tensor, int], depth: int = 0) -> Hashable
     return ("partial", inside(value.func), inside(value.args), inside(value.keywords))
   if isinstance(value, types.MethodType):
     return ("method", inside(value.__func__), id(value.__self__))
+  alike_by = getattr(type(value), "alike_by", None)
+  if alike_by is not None:
+    return (type(value).__name__, *(inside(getattr(value, name)) for name in alike_by))
   if isinstance(value, types.FunctionType):
     # One by one: a list made here is another object each time, which nothing is alike to.
     cells = [inside(c.cell_contents) for c in value.__closure__ or () if _is_filled(c)]
@@ -115,6 +124,37 @@ def _is_filled(cell: types.CellType) -> bool:
     return cell.cell_contents is not cell
   except ValueError:  # A name that is not bound yet.
     return False
+
+
+def _is_elementwise(op: Operation) -> bool:
+  """True if an operation computes each element from those in its place, and from scalars."""
+  if not is_of_one_shape(op):
+    return False
+  if isinstance(op, SlicewiseOperation):
+    names = op.outputs[0].shape.dimension_names
+    return not isinstance(op, GenericGradOperation) and set(names) <= op.splittable_dims
+  return isinstance(op, (BinaryOpWithBroadcasting, CastBeforeSumOperation, ScalarOperation))
+
+
+def _without_shape(key: Any, shape: Shape) -> Hashable:
+  """The key of a kind, with marks in place of a shape, its sizes and its dimensions."""
+  dims = tuple(("Dimension", d) for d in shape)
+  marks: dict[Hashable, str] = {
+    ("Shape", shape): "its shape",
+    ("tuple", *(("int", n) for n in shape.to_integer_list)): "its sizes",
+    ("list", *dims): "its dimensions",
+    ("tuple", *dims): "its dimensions",
+    ("set", frozenset(dims)): "its dimensions, in any order",
+  }
+
+  def marked(key: Any) -> Hashable:
+    if isinstance(key, Shape):
+      return "its shape" if key == shape else key
+    if type(key) not in (tuple, frozenset):  # A `Dimension` is a tuple, too.
+      return key  # type: ignore[no-any-return]
+    return marks.get(key) or type(key)(map(marked, key))
+
+  return marked(key)
 
 
 # (dimension name, mesh axis) pairs, by name.
@@ -133,6 +173,7 @@ class Kind:
     in_loop: whether they draw random numbers anew in each iteration of a loop.
     shared: whether other operations read their inputs, too, where that matters.
     on_all_axes: whether they exchange over mesh axes that split nothing of them, too.
+    elementwise: those that compute elements in the same way, of any shape; None if it is not so.
   """
 
   operation: Operation
@@ -141,11 +182,30 @@ class Kind:
   in_loop: bool
   shared: bool = False
   on_all_axes: bool = False
+  elementwise: Elementwise | None = None
 
   def smallest_factor(self, names: Sequence[str]) -> int:
     """Smallest number of parts above 1 that all sizes of some dimensions divide into; 0 if none."""
     common = math.gcd(*(n for d in names for n in self.dims[d]))
     return next((p for p in range(2, common + 1) if common % p == 0), 0)
+
+
+@dataclasses.dataclass(eq=False)
+class Elementwise:
+  """Kinds that do the same with each element of a slice, whatever its shape.
+
+  Attributes:
+    leader: the first of them that has a dimension which can be split.
+    lines: by states of the tensors read two pieces of the leader, with the elements of a slice;
+      None where figures are not linear in these.
+    checked: the kinds, with states, that were compared with them.
+  """
+
+  leader: Kind | None = None
+  lines: dict[tuple[State, ...], tuple[tuple[int, Piece], tuple[int, Piece]] | None] = (
+    dataclasses.field(default_factory=dict)
+  )
+  checked: set[Hashable] = dataclasses.field(default_factory=set)
 
 
 def _variables_of(op: Operation) -> list[Variable]:
@@ -166,6 +226,7 @@ class Pieces:
     self._first: dict[Hashable, tuple[tuple[int, ...], Piece] | None] = {}
     self._checked: set[Hashable] = set()
     self._found: dict[Hashable, Piece] = {}
+    self._elementwise: dict[Hashable, Elementwise] = {}
     self._found_to_resume: dict[tuple[int, int], bool] = {}
 
   def kind(self, op: Operation, in_loop: bool = False, shared: bool = False) -> Kind:
@@ -189,7 +250,15 @@ class Pieces:
         for shape in [*shapes, *(v.shape for v in _variables_of(one))]:
           for d in shape:
             dims.setdefault(d.name, set()).add(int(d.size))
-      self.kinds[key] = Kind(op, dims, len(self.kinds), in_loop, shared, everywhere)
+      kind = Kind(op, dims, len(self.kinds), in_loop, shared, everywhere)
+      self.kinds[key] = kind
+      if _is_elementwise(op):
+        group = self._elementwise.setdefault(
+          _without_shape(key[0], op.outputs[0].shape), Elementwise()
+        )
+        kind.elementwise = group
+        if group.leader is None and any(kind.smallest_factor([d]) for d in kind.dims):
+          group.leader = kind
     return self.kinds[key]
 
   def piece(
@@ -247,6 +316,10 @@ class Pieces:
     states: tuple[State, ...],
     used: list[int],
   ) -> Piece:
+    if kind.elementwise is not None:
+      piece = self._of_elements(kind, kind.elementwise, assignment, sizes, states)
+      if piece is not None:
+        return piece
     # Without exchanges the order of the mesh axes does not matter.
     order: list[int] = []
     for a in [a for _, a in assignment] + [a for s in states if s for a in s.axes] + used:
@@ -274,6 +347,56 @@ class Pieces:
       return _numbered(first[1], order)
     pattern, given = _renumber(assignment, states, used)
     return _numbered(self._lower(kind, pattern, tuple(sizes[a] for a in used), given), used)
+
+  def _of_elements(
+    self,
+    kind: Kind,
+    group: Elementwise,
+    assignment: Assignment,
+    sizes: Sequence[int],
+    states: tuple[State, ...],
+  ) -> Piece | None:
+    """The piece of an elementwise operation, from two of another; None if it does not follow."""
+    split, pending = [a for _, a in assignment], {a for s in states if s for a in s.axes}
+    if group.leader is None or len(set(split)) < len(split) or pending & set(split):
+      return None
+    order = list(dict.fromkeys(a for s in states if s for a in s.axes))
+    _, given = _renumber((), states, order)
+    if given not in group.lines:
+      group.lines[given] = self._line(group.leader, given, len(order))
+    if (line := group.lines[given]) is None:
+      return None
+    elements = int(kind.operation.outputs[0].shape.size)
+    if (kind.number, given) not in group.checked:
+      group.checked.add((kind.number, given))
+      # The leader is one of the two where it is whole; what checks it is another slice of it.
+      parts = math.prod(sizes[a] for a in split)
+      if kind is not group.leader:
+        whole = self._lower(kind, (), (2,) * len(order), given)
+        follows = _agree(_at(line, elements), whole)
+      elif elements // parts in (line[0][0], line[1][0]):
+        group.checked.discard((kind.number, given))
+        follows = True
+      else:
+        pattern = tuple((d, len(order) + i) for i, (d, _) in enumerate(assignment))
+        part = (*(2,) * len(order), *(sizes[a] for a in split))
+        follows = _agree(_at(line, elements // parts), self._lower(kind, pattern, part, given))
+      if not follows:
+        group.lines[given] = None
+        return None
+    return _numbered(_at(line, elements // math.prod(sizes[a] for a in split)), order)
+
+  def _line(
+    self, leader: Kind, given: tuple[State, ...], axes: int
+  ) -> tuple[tuple[int, Piece], tuple[int, Piece]] | None:
+    """Two pieces of the leader of elementwise kinds, whole and split, if they are alike."""
+    name, parts = next((d, n) for d in leader.dims if (n := leader.smallest_factor([d])))
+    whole = self._lower(leader, (), (2,) * axes, given)
+    split = self._lower(leader, ((name, axes),), (*(2,) * axes, parts), given)
+    if not (whole.is_local and split.is_local and _structure(whole) == _structure(split)):
+      return None
+    elements = int(leader.operation.outputs[0].shape.size)
+    return (elements, whole), (elements // parts, split)
 
   def _follows(
     self,
@@ -415,6 +538,15 @@ def _combine(corners: Sequence[Piece], weights: Sequence[float]) -> Piece | None
     inside=next(figures),
     inputs=next(figures),
   )
+
+
+def _at(line: tuple[tuple[int, Piece], tuple[int, Piece]], elements: int) -> Piece:
+  """The piece for a number of elements, from those for two other numbers."""
+  (n, a), (m, b) = line
+  t = (elements - m) / (n - m)
+  piece = _combine([a, b], [t, 1 - t])
+  assert piece is not None
+  return piece
 
 
 def _agree(a: Piece, b: Piece) -> bool:

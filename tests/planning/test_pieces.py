@@ -9,7 +9,7 @@ import tensorflow as tf
 
 import mesh_tensorflow as mtf
 from mesh_tensorflow.planning.evaluation import Evaluator
-from mesh_tensorflow.planning.lowering import Prober
+from mesh_tensorflow.planning.lowering import PendingSum, Prober
 from mesh_tensorflow.planning.pieces import Pieces, kind_of
 from tests.planning.test_auto_layout import MACHINE, check_against_whole
 
@@ -105,3 +105,80 @@ def test_figures_for_other_sizes_are_computed_where_they_follow(fn, lowered):
   assert found == {n: Prober().piece(op, (n,), split, (None,)) for n in found}
   # Whole, by 2, and by 8, which checks; by 16 only if that does not hold.
   assert pieces.prober.lowered == lowered
+
+
+def elementwise(shape):
+  """An elementwise operation of each class on tensors of a shape, with what it reads."""
+  mesh = mtf.Mesh(mtf.Graph(), "m")
+  x, y = (mtf.import_tf_tensor(mesh, tf.zeros(shape.to_integer_list), shape) for _ in range(2))
+  made = [
+    mtf.add(x, y),
+    x / y,
+    mtf.maximum(x, y),
+    x * 2.0,
+    x + 2.0,
+    mtf.sin(x),
+    mtf.cast(x, tf.int32),
+  ]
+  return [t.operation for t in made]
+
+
+def test_what_computes_elements_alike_shares_its_pieces_over_shapes():
+  shapes = [mtf.Shape([A, B]), mtf.Shape([mtf.Dimension("c", 6), B, A]), mtf.Shape([A])]
+  pieces = Pieces()
+  lowered = []
+  for shape in shapes:
+    for op in elementwise(shape):
+      kind = pieces.kind(op)
+      for layout, sizes in ((), (4,)), ((("a", 0),), (4,)), ((("a", 1),), (2, 8)):
+        states = (None,) * len(op.inputs)
+        found = pieces.piece(kind, layout, sizes, states)
+        assert found == Prober().piece(op, sizes, layout, states)
+    lowered.append(pieces.prober.lowered)
+  # Of the first shape two are lowered, and a third that checks them; of each other one, to check.
+  count = len(elementwise(shapes[0]))
+  assert lowered == [3 * count, 4 * count, 5 * count]
+
+
+@pytest.mark.parametrize("pending", [(None, True), (True, None), (True, True)])
+def test_pending_sums_pass_through_them_as_alone(pending):
+  shapes = [mtf.Shape([A, B]), mtf.Shape([mtf.Dimension("c", 6), A])]
+  pieces = Pieces()
+  for shape in shapes:
+    for op in elementwise(shape):
+      for axis in (0, 1):
+        states = tuple(PendingSum((axis,)) if p else None for p in pending[: len(op.inputs)])
+        layout = (("a", 1 - axis),)
+        found = pieces.piece(pieces.kind(op), layout, (4, 4), states)
+        assert found == Prober().piece(op, (4, 4), layout, states)
+
+
+def test_functions_that_look_at_their_shape_do_not_share():
+  def by_size(t):
+    return t * 2.0 if t.shape.num_elements() > 100 else t * 2.0 * 2.0
+
+  pieces = Pieces()
+  for n in (64, 1024, 96):
+    dim = mtf.Dimension("a", n)
+    x = mtf.import_tf_tensor(mtf.Mesh(mtf.Graph(), "m"), tf.zeros([n]), [dim])
+    op = mtf.cwise(by_size, [x]).operation
+    for layout in (), (("a", 0),):
+      found = pieces.piece(pieces.kind(op), layout, (2,), (None,))
+      assert found == Prober().piece(op, (2,), layout, (None,))
+
+
+def test_imported_layers_that_are_alike_are_of_the_same_kinds():
+  def kinds(count):
+    def layers(x, w):
+      for _ in range(count):
+        x = tf.nn.elu(tf.clip_by_value(tf.matmul(x, w), -1.0, 1.0))
+      return x
+
+    specs = [tf.TensorSpec([64, 64]), tf.TensorSpec([64, 64])]
+    imported = mtf.from_tensorflow(layers, specs, dims={"x": ["a", "b"], "w": ["b", "b2"]})
+    x = tensor()
+    w = mtf.import_tf_tensor(x.mesh, tf.zeros([64, 64]), [B, mtf.Dimension("b2", 64)])
+    result = imported(x, w)
+    return set(Evaluator(x.graph, [result]).kinds)
+
+  assert len(kinds(4)) == len(kinds(3))
