@@ -21,7 +21,7 @@ from mesh_tensorflow.errors import (
 )
 from mesh_tensorflow.meshes.for_operations import LoweringInProgress
 from mesh_tensorflow.meshes.slices import align
-from mesh_tensorflow.numerics import kernels, random_bits
+from mesh_tensorflow.numerics import bodies, kernels, random_bits
 from mesh_tensorflow.operations.elementwise import cast
 from mesh_tensorflow.operations.slicewise import cwise
 from mesh_tensorflow.operations.top_k import argmax
@@ -84,7 +84,9 @@ class RandomOperation(Operation):
       return key
     if isinstance(key, int):
       return random_bits.fold(key, self._seed)
-    return lowering.mesh_impl(self).slicewise(lambda k: random_bits.fold(k, self._seed), key)
+    return lowering.mesh_impl(self).slicewise(
+      lambda k: bodies.shared(random_bits.fold, k, self._seed), key
+    )
 
   def lower(self, lowering: LoweringInProgress) -> None:
     out = self._outputs[0]
@@ -147,12 +149,27 @@ class DropoutNoiseOperation(RandomOperation):
     threshold = min(round(self._keep_prob * (dtype.max + 1)), dtype.max)
 
     def draw(key: int | tf.Tensor, *begin: int | tf.Tensor) -> tf.Tensor:
-      keep = words(key, full, begin, part) < tf.constant(threshold, dtype)
-      keep = tf.cast(keep, out.dtype)
-      return keep * (1.0 / self._keep_prob) if out.dtype.is_floating else keep
+      how = (words, tuple(full), tuple(part), threshold, dtype, self._keep_prob, out.dtype)
+      return bodies.shared(_noise, *how, key, *begin)
 
     laid_out = impl.slicewise(draw, self._key(lowering), *impl.laid_out_slice_begin(out.shape))
     lowering.set_tensor_lowering(out, laid_out)
+
+
+def _noise(
+  words: Callable[..., tf.Tensor],
+  full: Sequence[int],
+  part: Sequence[int],
+  threshold: int,
+  dtype: tf.DType,
+  keep_prob: float,
+  out_dtype: tf.DType,
+  key: int | tf.Tensor,
+  *begin: int | tf.Tensor,
+) -> tf.Tensor:
+  """A slice of dropout noise: where random words are below a threshold."""
+  keep = tf.cast(words(key, full, begin, part) < tf.constant(threshold, dtype), out_dtype)
+  return keep * (1.0 / keep_prob) if out_dtype.is_floating else keep
 
 
 class DropoutOperation(Operation):

@@ -14,6 +14,7 @@ from mesh_tensorflow.layers.scaling import unit_scaling_convention
 from mesh_tensorflow.meshes.for_operations import LoweringInProgress
 from mesh_tensorflow.meshes.laid_out import LaidOut
 from mesh_tensorflow.meshes.mesh_impl import MeshImpl
+from mesh_tensorflow.numerics import bodies
 from mesh_tensorflow.operations.variables import Variable, grouped
 from mesh_tensorflow.optimize.base import Optimizer
 from mesh_tensorflow.optimize.scalars import ScalarLike, function_of_step
@@ -140,14 +141,14 @@ class AdafactorUpdateOperation(Operation):
       x = self._normalized_factored(lowering, impl, grad, done, *self._factored_dims)
 
     if self._clipping_threshold is not None:
-      everything = list(range(len(self._dims)))
+      everything = tuple(range(len(self._dims)))
       mean_square = self._means(
         impl,
-        impl.slicewise(lambda t: tf.reduce_mean(tf.square(t), everything), x),
+        impl.slicewise(lambda t: bodies.shared(_mean_square, everything, False, t), x),
         self._dims,
       )
       scale = impl.slicewise(
-        lambda s, ms: s / tf.maximum(1.0, tf.sqrt(ms) / self._clipping_threshold),
+        lambda s, ms: bodies.shared(_clipped, float(self._clipping_threshold), s, ms),
         scale,
         mean_square,
       )
@@ -181,17 +182,17 @@ class AdafactorUpdateOperation(Operation):
     lr = laid_out_scalar(lowering, self._lr)
     if self._scale_dims is None:
       return impl.slicewise(lambda r: tf.convert_to_tensor(r, tf.float32), lr)
-    axes = [self._dims.index(d) for d in self._scale_dims]
+    axes = tuple(self._dims.index(d) for d in self._scale_dims)
     mean_square = self._means(
       impl,
       impl.slicewise(
-        lambda w: tf.reduce_mean(tf.square(tf.cast(w, tf.float32)), axes, keepdims=True),
+        lambda w: bodies.shared(_mean_square, axes, True, w),
         lowering.variables[self._variable].to_shards(lowering.tensors[self._variable.value]),
       ),
       self._scale_dims,
     )
     return impl.slicewise(
-      lambda ms, r: r * tf.maximum(tf.sqrt(ms), self._epsilon2), mean_square, lr
+      lambda ms, r: bodies.shared(_scaled_rate, float(self._epsilon2), ms, r), mean_square, lr
     )
 
   def _decay(
@@ -205,8 +206,7 @@ class AdafactorUpdateOperation(Operation):
     """Sets a slot to rho * slot + (1 - rho) * (new + epsilon1), and returns it."""
     slot = self._slots[name]
     result = impl.slicewise(
-      # `new` is a mean of squares: epsilon1 added to it is epsilon1 added to each.
-      lambda old, new, rho: rho * old + (1.0 - rho) * (new + self._epsilon1),
+      lambda old, new, rho: bodies.shared(_decayed, float(self._epsilon1), old, new, rho),
       lowering.variables[slot].read_shards(tf.float32),
       new,
       laid_out_scalar(lowering, self._decay_rate),
@@ -231,11 +231,9 @@ class AdafactorUpdateOperation(Operation):
   ) -> Any:
     axis0, axis1 = self._dims.index(d0), self._dims.index(d1)
 
-    def local_means(g: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-      q = tf.square(g)
-      return tf.reduce_mean(q, axis0), tf.reduce_mean(q, axis1)
-
-    rows, columns = impl.slicewise(local_means, grad)
+    rows, columns = impl.slicewise(
+      lambda g: bodies.shared(_means_of_squares, axis0, axis1, g), grad
+    )
     vr = self._decay(lowering, impl, "vr", self._means(impl, rows, [d0]), done)
     vc = self._decay(lowering, impl, "vc", self._means(impl, columns, [d1]), done)
     # vr has no d0: what stood behind it has moved up.
@@ -243,15 +241,44 @@ class AdafactorUpdateOperation(Operation):
     mean_vr = self._means(
       impl, impl.slicewise(lambda t: tf.reduce_mean(t, axis1_of_vr, keepdims=True), vr), [d1]
     )
+    return impl.slicewise(
+      lambda *xs: bodies.shared(_normalized, axis0, axis1, *xs), grad, vr, mean_vr, vc
+    )
 
-    def normalize(g: tf.Tensor, vr: tf.Tensor, mean_vr: tf.Tensor, vc: tf.Tensor) -> tf.Tensor:
-      # The paper's estimate R C / (1^T R) of the squares, with means for sums. Root by root: where
-      # gradients are zero vr * vc is epsilon1 ** 2, which float32 does not have.
-      row_factor = tf.expand_dims(tf.math.rsqrt(vr / mean_vr), axis0)
-      column_factor = tf.expand_dims(tf.math.rsqrt(vc), axis1)
-      return g * row_factor * column_factor
 
-    return impl.slicewise(normalize, grad, vr, mean_vr, vc)
+# What each weight's update computes of slices, traced once for all weights of one shape.
+
+
+def _mean_square(axes: tuple[int, ...], keepdims: bool, x: tf.Tensor) -> tf.Tensor:
+  return tf.reduce_mean(tf.square(tf.cast(x, tf.float32)), axes, keepdims=keepdims)
+
+
+def _scaled_rate(epsilon2: float, mean_square: tf.Tensor, lr: float | tf.Tensor) -> tf.Tensor:
+  return lr * tf.maximum(tf.sqrt(mean_square), epsilon2)
+
+
+def _clipped(threshold: float, scale: tf.Tensor, mean_square: tf.Tensor) -> tf.Tensor:
+  return scale / tf.maximum(1.0, tf.sqrt(mean_square) / threshold)
+
+
+def _decayed(epsilon1: float, old: tf.Tensor, new: tf.Tensor, rho: float | tf.Tensor) -> tf.Tensor:
+  # `new` is a mean of squares: epsilon1 added to it is epsilon1 added to each.
+  return rho * old + (1.0 - rho) * (new + epsilon1)
+
+
+def _means_of_squares(axis0: int, axis1: int, g: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+  q = tf.square(g)
+  return tf.reduce_mean(q, axis0), tf.reduce_mean(q, axis1)
+
+
+def _normalized(
+  axis0: int, axis1: int, g: tf.Tensor, vr: tf.Tensor, mean_vr: tf.Tensor, vc: tf.Tensor
+) -> tf.Tensor:
+  # The paper's estimate R C / (1^T R) of the squares, with means for sums. Root by root: where
+  # gradients are zero vr * vc is epsilon1 ** 2, which float32 does not have.
+  row_factor = tf.expand_dims(tf.math.rsqrt(vr / mean_vr), axis0)
+  column_factor = tf.expand_dims(tf.math.rsqrt(vc), axis1)
+  return g * row_factor * column_factor
 
 
 @gin.configurable(module="mesh_tensorflow.optimize")

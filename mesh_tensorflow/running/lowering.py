@@ -35,7 +35,7 @@ from mesh_tensorflow.meshes.laid_out import (
 from mesh_tensorflow.meshes.layout_names import check_tensor_names
 from mesh_tensorflow.meshes.mesh_impl import GATHERED_AHEAD, MeshImpl
 from mesh_tensorflow.meshes.store import StoredVariable
-from mesh_tensorflow.numerics import random_bits
+from mesh_tensorflow.numerics import bodies, random_bits
 from mesh_tensorflow.operations.variables import Variable
 from mesh_tensorflow.program.dimensions import Shape
 from mesh_tensorflow.program.graph import (
@@ -246,12 +246,16 @@ class Lowering:
     if isinstance(base, int) and self._loop_key is None:
       return random_bits.fold(key, base)
     result = (
-      impl.slicewise(lambda b: random_bits.fold(key, b), base)
+      impl.slicewise(
+        lambda b: bodies.shared(random_bits.fold, tf.constant(key, tf.uint32), b), base
+      )
       if not isinstance(base, int)
       else random_bits.fold(key, base)
     )
     if self._loop_key is not None:
-      result = impl.slicewise(random_bits.fold, result, self._loop_key)
+      result = impl.slicewise(
+        lambda k, i: bodies.shared(random_bits.fold, k, i), result, self._loop_key
+      )
     return result
 
   def lower_operations(self, operations: Iterable[Operation]) -> None:

@@ -12,6 +12,7 @@ import tensorflow as tf
 from mesh_tensorflow.meshes.for_operations import LoweringInProgress
 from mesh_tensorflow.meshes.mesh_impl import MeshImpl
 from mesh_tensorflow.meshes.tpu.mesh_impl import StrategyMeshImpl
+from mesh_tensorflow.numerics import bodies
 from mesh_tensorflow.operations.blocks import BlockOperation
 from mesh_tensorflow.operations.control import ScalarSummaryOperation
 from mesh_tensorflow.operations.variables import Variable
@@ -266,11 +267,13 @@ def _squares_after(parts: Sequence[float]) -> Callable[..., tf.Tensor]:
     kept, variables = slices[: -len(parts)], slices[-len(parts) :]
 
     def compute() -> tf.Tensor:
-      now = [tf.cast(v.read_value(), tf.float32) for v in variables]
-      # Copies lose their static shapes in tf.cond.
-      old = [tf.ensure_shape(x, v.shape) for x, v in zip(kept, variables)]
-      moved = [x - tf.cast(y, tf.float32) for x, y in zip(now, old)]
-      return tf.stack([gradients, *[_sum_of_squares(x, parts) for x in (now, moved) if x]])
+      now = [v.read_value() for v in variables]
+      found = [[bodies.shared(_part_of_squares, p, x) for x, p in zip(now, parts)]]
+      if kept:
+        # Copies lose their static shapes in tf.cond.
+        old = [tf.ensure_shape(x, v.shape) for x, v in zip(kept, variables)]
+        found.append([bodies.shared(_part_of_squares, p, *xs) for p, *xs in zip(parts, now, old)])
+      return tf.stack([gradients, *map(tf.add_n, found)])
 
     return tf.cond(asked, compute, lambda: tf.zeros([3 if kept else 2]))
 
@@ -279,8 +282,16 @@ def _squares_after(parts: Sequence[float]) -> Callable[..., tf.Tensor]:
 
 def _sum_of_squares(slices: Sequence[tf.Tensor], parts: Sequence[float]) -> tf.Tensor:
   return tf.add_n(
-    [(2.0 * p) * tf.nn.l2_loss(tf.cast(x, tf.float32)) for x, p in zip(slices, parts)]
+    [bodies.shared(_part_of_squares, p, tf.convert_to_tensor(x)) for x, p in zip(slices, parts)]
   )
+
+
+def _part_of_squares(part: float, x: tf.Tensor, *before: tf.Tensor) -> tf.Tensor:
+  """A processor's part of the sum of squares of x, or of its change."""
+  x = tf.cast(x, tf.float32)
+  for y in before:
+    x -= tf.cast(y, tf.float32)
+  return (2.0 * part) * tf.nn.l2_loss(x)
 
 
 def _part(impl: MeshImpl, shape: Shape) -> float:
