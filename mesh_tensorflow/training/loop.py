@@ -289,9 +289,11 @@ class TrainingLoop:
     find = functools.partial(self._find_nonfinite, source, start)
     self.state.step = start
     losses = array.array("f")  # Objects of Python's would take eight times the memory.
-    prepare = functools.partial(
-      self.prepare, compiled, on_ready, checkpoint=self._checkpoints.newest
-    )
+
+    def prepare() -> None:
+      with progress.starting("tracing"):
+        self.prepare(compiled, on_ready, checkpoint=self._checkpoints.newest)
+
     early: str | None = None
     try:
       if start > source.first:
@@ -300,7 +302,8 @@ class TrainingLoop:
         early = self._validate(validator, progress, stop, last)
         self._save_what_is_due(stop, start, last)
       count = last - start if early is None else 0
-      for values in self.program.reading(batches.calls(count, per_call, most)):
+      reading = self.program.reading(batches.calls(count, per_call, most))
+      for values in progress.first_of("data", reading):
         before = self.state.step
         if before == start:
           if start == source.first:
@@ -310,7 +313,8 @@ class TrainingLoop:
         stop.running(before, self._checkpoints.whole_step)
         progress.before_call(before)
         called = time.perf_counter()
-        of_call, bad, others = self._call(compiled, values)
+        with progress.starting("TensorFlow") if before == start else contextlib.nullcontext():
+          of_call, bad, others = self._call(compiled, values)
         lengths.measured(len(of_call), time.perf_counter() - called)
         self._loss_check.take(before, of_call, bad, self._checkpoints.saved_step, find)
         losses.extend(of_call)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import importlib.util
+import itertools
 import logging
 import math
 import os
@@ -12,7 +14,8 @@ import shlex
 import shutil
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import TypeVar
 
 import numpy as np
 import tqdm
@@ -23,6 +26,8 @@ from mesh_tensorflow.training.model_files import METRICS, EventFile, MetricsFile
 from mesh_tensorflow.training.model_files import write_scalars as write_scalars
 from mesh_tensorflow.training.profiling import StepsProfile
 from mesh_tensorflow.training.reported import ReportSteps
+
+_Element = TypeVar("_Element")
 
 
 def duration(seconds: float) -> str:
@@ -279,6 +284,7 @@ class TrainingProgress:
     self._window: list[np.ndarray] = []
     self._skipped = 0
     self._started = self._call_started = self._window_started = time.perf_counter()
+    self._start: dict[str, float] = {}
     self._window_step = first_step
 
   @property
@@ -373,7 +379,9 @@ class TrainingProgress:
     head = f"step {step:>7}/{self._last_step}  loss {loss:.4f}  "
     if step == self._first_step + 1 and step < self._last_step:
       # TensorFlow optimizes the program in its first step: its speed says nothing of the others.
-      self.line(f"{head}the first step is done, after {duration(now - self._started)}{skipped}")
+      parts = ", ".join(f"{name} {duration(n)}" for name, n in self._start.items())
+      after = duration(now - self._started) + (f" ({parts})" if parts else "")
+      self.line(f"{head}the first step is done, after {after}{skipped}")
     else:
       rate = max(step - self._window_step, 1) / seconds
       told |= self.rates.of(rate)
@@ -392,6 +400,30 @@ class TrainingProgress:
         _LOG.warning("%s", text)
     self._window = []
     self._window_started, self._window_step = now, step
+
+  @contextlib.contextmanager
+  def starting(self, name: str) -> Iterator[None]:
+    """Context that is a part of the start, whose seconds are told with the first step.
+
+    Args:
+      name: what takes the time.
+    """
+    began = time.perf_counter()
+    yield
+    self._start[name] = self._start.get(name, 0.0) + time.perf_counter() - began
+
+  def first_of(self, name: str, elements: Iterable[_Element]) -> Iterator[_Element]:
+    """Yields elements; waiting for the first is a part of the start.
+
+    Args:
+      name: what takes the time.
+      elements: what is yielded.
+    """
+    iterator = iter(elements)
+    with self.starting(name):
+      first = list(itertools.islice(iterator, 1))
+    yield from first
+    yield from iterator
 
   def restart_clock(self) -> None:
     """Restarts the clock, so that tracing, evaluation or a checkpoint do not count in the speed."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import pathlib
+import re
 
 import pytest
 import tensorflow as tf
@@ -55,6 +56,8 @@ def test_lines_come_for_the_first_step_the_multiples_and_the_last(trained):
   steps = [line.split()[1] for line in lines]
   assert steps == ["1/10", "4/10", "8/10", "10/10", "11/13", "12/13", "13/13"]
   assert f"loss {losses[0]:.4f}  the first step is done, after " in lines[0]
+  parts = re.search(r"\((.*)\)$", lines[0])
+  assert [p.split()[0] for p in parts[1].split(", ")] == ["data", "tracing", "TensorFlow"]
   assert f"loss {sum(losses[1:4]) / 3:.4f}" in lines[1] and "tokens/s" in lines[1]
   assert said.index("the training program is built") < said.index(lines[0])
 
