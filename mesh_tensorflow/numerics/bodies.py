@@ -50,12 +50,14 @@ def shared(fn: Callable[..., Any], *args: Any) -> Any:
     What fn returns: a tf.Tensor, or a tuple or list of them.
   """
   tensors = [x for x in args if tf.is_tensor(x)]
-  if tf.executing_eagerly() or _inline.get() or not tensors:
+  # Of eager tensors alone, which a function captures, there is nothing to share.
+  graphs = [x.graph for x in tensors if hasattr(x, "graph")]
+  if tf.executing_eagerly() or _inline.get() or not graphs:
     return fn(*args)
   kinds = tuple((tuple(x.shape), x.dtype) if tf.is_tensor(x) else (type(x), x) for x in args)
   key = (fn, kinds)
   with _lock:
-    used = _used.setdefault(tensors[0].graph, set())
+    used = _used.setdefault(graphs[0], set())
     if key not in used:
       used.add(key)
       return fn(*args)

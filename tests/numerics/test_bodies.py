@@ -96,6 +96,17 @@ def test_nothing_is_traced_eagerly_or_where_operations_are_counted():
   assert not bodies._bodies
 
 
+def test_eager_tensors_that_a_function_captures():
+  eager = tf.constant(X)
+
+  def call(x):
+    return [bodies.shared(scaled, 2.0, y, z) for y in (eager, x) for z in (eager, x) * 2]
+
+  for found in in_function(call, X):
+    np.testing.assert_array_equal(found, 3 * X)
+  assert len(bodies._bodies) == 1
+
+
 def test_inside_of_loops_branches_and_on_any_device(cpu_devices):
   def four_times(x):
     return bodies.shared(scaled, 2.0, bodies.shared(scaled, 2.0, x))
