@@ -155,7 +155,7 @@ def in_memory(columns: Mapping[str, Any], is_training: bool, *, drop_remainder: 
       dataset = _shuffle(dataset.repeat(), _SHUFFLED, int(params.get("seed", 0)))
     batch_size = int(params["batch_size"])
     dataset = dataset.skip(int(params.get("first_step", 0)) * batch_size)
-    return dataset.batch(batch_size, drop_remainder=drop_remainder)
+    return dataset.batch(batch_size, drop_remainder=drop_remainder).prefetch(2)
 
   return make
 

@@ -610,7 +610,8 @@ class Trainer:
     """
     self.restore_for_inference(checkpoint_path)
     size = self.steps.batch_size
-    for batch in without_autotuning(call_input_fn(input_fn, size)).as_numpy_iterator():
+    batches = without_autotuning(call_input_fn(input_fn, size).prefetch(1))
+    for batch in batches.as_numpy_iterator():
       batch = batch[0] if isinstance(batch, tuple) else batch
       if not isinstance(batch, Mapping):
         raise DataError(f"predict: the data must be dicts of features, not {type(batch).__name__}")
