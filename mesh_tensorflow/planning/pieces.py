@@ -366,25 +366,22 @@ class Pieces:
       group.lines[given] = self._line(group.leader, given, len(order))
     if (line := group.lines[given]) is None:
       return None
+    parts = math.prod(sizes[a] for a in split)
     elements = int(kind.operation.outputs[0].shape.size)
-    if (kind.number, given) not in group.checked:
+    # Of the leader are the two pieces: what checks it is a slice of another size.
+    is_end = kind is group.leader and elements // parts in (line[0][0], line[1][0])
+    if not is_end and (kind.number, given) not in group.checked:
       group.checked.add((kind.number, given))
-      # The leader is one of the two where it is whole; what checks it is another slice of it.
-      parts = math.prod(sizes[a] for a in split)
-      if kind is not group.leader:
-        whole = self._lower(kind, (), (2,) * len(order), given)
-        follows = _agree(_at(line, elements), whole)
-      elif elements // parts in (line[0][0], line[1][0]):
-        group.checked.discard((kind.number, given))
-        follows = True
-      else:
+      pattern: Assignment = ()
+      into: tuple[int, ...] = (2,) * len(order)
+      if kind is group.leader:
         pattern = tuple((d, len(order) + i) for i, (d, _) in enumerate(assignment))
-        part = (*(2,) * len(order), *(sizes[a] for a in split))
-        follows = _agree(_at(line, elements // parts), self._lower(kind, pattern, part, given))
-      if not follows:
+        into = (*into, *(sizes[a] for a in split))
+      lowered = self._lower(kind, pattern, into, given)
+      if not _agree(_at(line, elements // (parts if pattern else 1)), lowered):
         group.lines[given] = None
         return None
-    return _numbered(_at(line, elements // math.prod(sizes[a] for a in split)), order)
+    return _numbered(_at(line, elements // parts), order)
 
   def _line(
     self, leader: Kind, given: tuple[State, ...], axes: int
