@@ -23,6 +23,7 @@ from mesh_tensorflow.operations.conditional import *
 from mesh_tensorflow.operations.constants import *
 from mesh_tensorflow.operations.control import *
 from mesh_tensorflow.operations.convolution import *
+from mesh_tensorflow.operations.cross_mesh import *
 from mesh_tensorflow.operations.custom_gradient import *
 from mesh_tensorflow.operations.einsum import *
 from mesh_tensorflow.operations.elementwise import *

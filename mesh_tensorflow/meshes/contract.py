@@ -85,6 +85,14 @@ class MeshContract(MeshLayout):
     """The slices of a stored variable that the running program holds."""
     return list(stored.slices)
 
+  def in_program(self, slices: Sequence[Any]) -> laid_out.LaidOutTensor:
+    """A laid-out tensor, in the running program, of tensors around it.
+
+    Args:
+      slices: one for each processor of this process.
+    """
+    return laid_out.LaidOutTensor(slices)
+
   def create_slices(
     self,
     name: str,

@@ -596,12 +596,17 @@ class Depend(Operation):
     self._dependencies = list(dependencies)
     self._outputs = [Tensor(self, x.shape, x.dtype)]
 
+  @property
+  def dependencies(self) -> list[Operation | Tensor]:
+    """What runs before it."""
+    return list(self._dependencies)
+
   def gradient(self, grad_ys: list[Tensor]) -> Sequence[Tensor | None]:
     return grad_ys
 
   def lower(self, lowering: LoweringInProgress) -> None:
     for d in self._dependencies:
-      if isinstance(d, Tensor):
+      if isinstance(d, Tensor) and d in lowering.tensors:  # Else it is of another mesh.
         lowering.tensors[d].to_laid_out_tensor()
     lowering.set_tensor_lowering(
       self.outputs[0],
@@ -620,7 +625,7 @@ def _combine_assignments(graph: Graph, assignments: Sequence[Operation]) -> list
   for op in assignments:
     if not isinstance(op, Assign):
       raise GraphError(f"combine_assignments takes Assign operations, got {op!r}")
-    groups.setdefault(op.assign_fn, []).append(op)
+    groups.setdefault((op.assign_fn, op.mesh), []).append(op)
   given = set(assignments)
   graph.operations[:] = [op for op in graph.operations if op not in given]
   return [
@@ -629,7 +634,7 @@ def _combine_assignments(graph: Graph, assignments: Sequence[Operation]) -> list
       [x for op in ops for x in op.inputs],
       assign_fn=assign_fn,
     )
-    for assign_fn, ops in groups.items()
+    for (assign_fn, _), ops in groups.items()
   ]
 
 

@@ -172,6 +172,8 @@ class Graph:
     self._all_variables: list[Any] = []
     self._names = UniqueNames()
     self.name_to_variable: dict[str, Any] = {}
+    # The first of each name.
+    self._meshes: dict[str, Mesh] = {}
     self.root_scope = scope.VariableScope("")
     self.captured_variable_scope = scope.get_variable_scope()
     self.tf_scopes = ScopesOfVariables()
@@ -210,6 +212,17 @@ class Graph:
   def __repr__(self) -> str:
     return self.to_string
 
+  def mesh(self, name: str) -> Mesh:
+    """The mesh of a name; of several of one name the first.
+
+    Raises:
+      GraphError: there is none.
+    """
+    if name not in self._meshes:
+      known = ", ".join(map(repr, self._meshes)) or "no mesh"
+      raise GraphError(f"the graph has no mesh {name!r}; it has {known}")
+    return self._meshes[name]
+
   def unique_name(self, name: str, mark_as_used: bool = True) -> str:
     """A name not used in this graph: `name`, or `name_1`, `name_2`, ...
 
@@ -243,7 +256,7 @@ class Graph:
 
   @checked
   def combine_assignments(self, assignments: Sequence[Operation]) -> list[Operation]:
-    """Joins `Assign` operations that have the same assign function into one each.
+    """Joins `Assign` operations of a mesh that have the same assign function into one each.
 
     The given operations leave the graph and the joined ones are appended to it.
 
@@ -251,7 +264,7 @@ class Graph:
       assignments: `Assign` operations of this graph.
 
     Returns:
-      One `Assign` for each assign function, in order of first appearance.
+      One `Assign` for each mesh and assign function, in order of first appearance.
 
     Raises:
       GraphError: an element is not an `Assign`.
@@ -328,11 +341,17 @@ class Mesh(GraphMember):
     self._graph = graph
     self._name = name
     self._variable_placer = variable_placer
+    graph._meshes.setdefault(name, self)
 
   @property
   def graph(self) -> Graph:
     """The `Graph` to which it belongs."""
     return self._graph
+
+  @property
+  def name(self) -> str:
+    """Its name."""
+    return self._name
 
   @property
   def variable_placer_fn(self) -> Any:
@@ -491,8 +510,8 @@ class Operation(Splittable, GraphMember, metaclass=OperationType):
         )
       if x.mesh is not mesh and not self.may_mix_meshes:
         raise GraphError(
-          f"operation {name!r} is on {mesh!r}, but its input {x} on {x.mesh!r}; make both on one "
-          "mesh, or export the tensor and import it there"
+          f"operation {name!r} is on {mesh!r}, but its input {x} on {x.mesh!r}; bring it there by "
+          "mtf.reshard(x, mesh)"
         )
     self._inputs = list(inputs)
     self._outputs = []

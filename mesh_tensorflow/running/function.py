@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol, runtime_checkable
 
 import tensorflow as tf
@@ -32,7 +33,7 @@ from mesh_tensorflow.operations.elementwise import cast
 from mesh_tensorflow.program import scope
 from mesh_tensorflow.program.dimensions import ShapeLike, convert_to_shape
 from mesh_tensorflow.program.graph import Graph, Mesh, Tensor, unwatched
-from mesh_tensorflow.running.lowering import Run, Seed, is_division_by_zero, run_on
+from mesh_tensorflow.running.lowering import Run, Seed, is_division_by_zero, one_store, run_on
 from mesh_tensorflow.running.tape import Backward, is_differentiable
 
 
@@ -45,6 +46,7 @@ class TensorSpec:
     name: for messages.
     local: whether each process of a mesh that spans several gives only its own part of the
       argument, `mesh_impl.local_part(shape)`; otherwise every process gives the same whole one.
+    mesh: name of the mesh that gets the argument, in a program of several; the first by default.
   """
 
   @checked
@@ -55,11 +57,13 @@ class TensorSpec:
     name: str | None = None,
     *,
     local: bool = False,
+    mesh: str | None = None,
   ):
     self.shape = convert_to_shape(shape)
     self.dtype = tf.as_dtype(dtype)
     self.name = name
     self.local = local
+    self.mesh = mesh
 
   def __repr__(self) -> str:
     return f"TensorSpec({self.shape}, {self.dtype.name}, name={self.name!r})"
@@ -162,17 +166,21 @@ class Function(tf.Module):  # type: ignore[misc]  # TensorFlow says nothing of i
 
   Args:
     fn: the Python function.
-    mesh_impl: a `MeshImpl`.
+    mesh_impl: a `MeshImpl`, or those of several meshes by their names.
     input_signature: `TensorSpec`s.
-    mesh_name: name of the mesh, for messages.
+    mesh_name: name of the mesh, if it is one.
     precision: dtype of computations, or None.
+
+  Attributes:
+    mesh_impls: the mesh implementations, by the names of the meshes.
+    mesh_impl: the first of them.
   """
 
   @checked
   def __init__(
     self,
     fn: Callable[..., object],
-    mesh_impl: MeshImpl,
+    mesh_impl: MeshImpl | Mapping[str, MeshImpl],
     input_signature: Sequence[object] | None,
     mesh_name: str,
     precision: str | None = None,
@@ -181,10 +189,12 @@ class Function(tf.Module):  # type: ignore[misc]  # TensorFlow says nothing of i
     functools.update_wrapper(self, fn)
     if not hasattr(self, "__name__"):  # A functools.partial has none, nor has a callable object.
       self.__name__ = getattr(getattr(fn, "func", None), "__name__", type(fn).__name__)
+    # Not by an assignment: tf.Module would put another kind of dict in its place.
+    impls = self.__dict__["mesh_impls"] = _by_name(self.__name__, mesh_impl, mesh_name)
+    self.mesh_impl = next(iter(impls.values()))
     if precision is not None:
-      fn = _InPrecision(fn, precision, _workers(mesh_impl))
+      fn = _InPrecision(fn, precision, max(map(_workers, impls.values())))
     self._fn = fn
-    self.mesh_impl = mesh_impl
     check_tensorflow2()
     signature: list[Any] | None  # Of `TensorSpec`s, as is checked.
     signature = None if input_signature is None else list(input_signature)
@@ -194,9 +204,13 @@ class Function(tf.Module):  # type: ignore[misc]  # TensorFlow says nothing of i
           f"input_signature of {self.__name__}: element {i} is {spec!r}; give an mtf.TensorSpec, "
           "which names the dimensions: mtf.TensorSpec([batch, io], tf.float32)"
         )
+      if spec.mesh is not None and spec.mesh not in impls:
+        raise GraphError(
+          f"input_signature of {self.__name__}: element {i}, {spec}, is for mesh {spec.mesh!r}; "
+          f"the meshes are {', '.join(map(repr, impls))}"
+        )
     # Not by an assignment: tf.Module would put another kind of list in its place.
     self.__dict__["input_signature"] = signature
-    self._mesh_name = mesh_name
     self._compiled = _Staged(self._trace_alone, self._fn)
     self._traced = False
     self.graph: Graph | None = None
@@ -207,6 +221,7 @@ class Function(tf.Module):  # type: ignore[misc]  # TensorFlow says nothing of i
     if signature is not None:
       self._export(signature)
 
+  mesh_impls: dict[str, MeshImpl]
   input_signature: list[TensorSpec] | None
   # The `StoredVariable`s of its graph, by their full names. `.slices` of one can be given to a
   # tape: `tape.gradient(loss, {name: v.slices for name, v in f.stored_variables.items()})`.
@@ -247,7 +262,9 @@ class Function(tf.Module):  # type: ignore[misc]  # TensorFlow says nothing of i
       seed = tf.constant(seed, tf.int64)
     if not tf.inside_function() and not tf.config.functions_run_eagerly():
       try:
-        with self.mesh_impl.errors_of_runs(self.__name__):
+        with contextlib.ExitStack() as stack:
+          for impl in self.mesh_impls.values():
+            stack.enter_context(impl.errors_of_runs(self.__name__))
           return self._compiled(values, seed)
       except CollectiveError:
         # The queues of the old trace may be closed.
@@ -280,18 +297,27 @@ class Function(tf.Module):  # type: ignore[misc]  # TensorFlow says nothing of i
     """Builds the graph of named operations, without any layout and without running it.
 
     Returns:
-      (graph, mesh, what the Python function returned).
+      (graph, its first mesh, what the Python function returned).
     """
     if self.input_signature is None:
       raise GraphError("this mtf.function has no input_signature; call it once instead")
     with unwatched():
       graph = Graph()
-      mesh = Mesh(graph, self._mesh_name)
+      meshes = self._meshes(graph)
       inputs = [
-        import_tf_tensor(mesh, tf.zeros(s.shape.to_integer_list, s.dtype), s.shape, name=s.name)
+        import_tf_tensor(
+          graph.mesh(s.mesh) if s.mesh else meshes[0],
+          tf.zeros(s.shape.to_integer_list, s.dtype),
+          s.shape,
+          name=s.name,
+        )
         for s in self.input_signature
       ]
-      return graph, mesh, self._fn(*inputs)
+      return graph, meshes[0], self._fn(*inputs)
+
+  def _meshes(self, graph: Graph) -> list[Mesh]:
+    """Makes the meshes of the function in a new graph."""
+    return [Mesh(graph, name) for name in self.mesh_impls]
 
   def plan(self) -> Any:
     """Returns the `Report` of `mtf.describe`: layout and costs, without running the function."""
@@ -360,8 +386,11 @@ class Function(tf.Module):  # type: ignore[misc]  # TensorFlow says nothing of i
     """Spec of the tensor that a call takes: the whole one, or this worker's part if `local`."""
     shape = spec.shape.to_integer_list
     if spec.local:
-      shape = self.mesh_impl.local_part(spec.shape)[1]
+      shape = self._impl_of(spec).local_part(spec.shape)[1]
     return tf.TensorSpec(shape, spec.dtype)
+
+  def _impl_of(self, spec: TensorSpec) -> MeshImpl:
+    return self.mesh_impl if spec.mesh is None else self.mesh_impls[spec.mesh]
 
   def _trace_alone(self, values: list[tf.Tensor], seed: Seed) -> Any:
     return self._trace(values, seed, is_own_trace=True)
@@ -369,7 +398,7 @@ class Function(tf.Module):  # type: ignore[misc]  # TensorFlow says nothing of i
   def _trace(self, values: list[tf.Tensor], seed: Seed, is_own_trace: bool = False) -> Any:
     """Builds and lowers the graph; called once per trace."""
     enter_scopes = scope.snapshot()
-    run = self._run(self.mesh_impl, values, seed)
+    run = self._run(self.mesh_impls, values, seed)
     self._traced = True
     stored = [*run.stored.values(), *([] if run.counter is None else [run.counter])]
     self.stored_variables.update({v.name: v for v in stored})
@@ -379,13 +408,13 @@ class Function(tf.Module):  # type: ignore[misc]  # TensorFlow says nothing of i
     floating = [i for i, y in enumerate(run.flat) if is_differentiable(y)]
     if not floating:
       return run.packed()
-    if run.trains or getattr(self.mesh_impl, "strategy", None) is not None:
+    if run.trains or self._is_of_strategy():
       # A tape would find its way through what some mesh implementations are made of, not all.
       passed = [tf.stop_gradient(run.results[i]) for i in floating]
     else:
       backward = Backward(
         name=self.__name__,
-        impl=self.mesh_impl,
+        impls=self.mesh_impls,
         build=self._build,
         arguments=values,
         seed=run.seed if seed is None else seed,
@@ -398,21 +427,28 @@ class Function(tf.Module):  # type: ignore[misc]  # TensorFlow says nothing of i
       run.results[i] = y
     return run.packed()
 
-  def _run(self, impl: MeshImpl, values: Sequence[tf.Tensor], seed: Seed) -> Run:
+  def _is_of_strategy(self) -> bool:
+    return any(getattr(impl, "strategy", None) is not None for impl in self.mesh_impls.values())
+
+  def _run(self, impls: Mapping[str, MeshImpl], values: Sequence[tf.Tensor], seed: Seed) -> Run:
     with unwatched():
-      run = run_on(impl, self._build, values, seed, self.log_file)
+      run = run_on(impls, self._build, values, seed, self.log_file)
     self.graph = run.graph
     return run
 
-  def _build(self, values: Sequence[tf.Tensor]) -> tuple[Mesh, list[Tensor], Any]:
-    """The graph of the function; returns (its mesh, the arguments, what the function returned)."""
-    mesh = Mesh(Graph(), self._mesh_name)
-    inputs = [self._import(mesh, v, s) for v, s in zip(values, self._specs(values))]
-    return mesh, inputs, self._fn(*inputs)
+  def _build(self, values: Sequence[tf.Tensor]) -> tuple[Graph, list[Tensor], Any]:
+    """The graph of the function; returns (it, the arguments, what the function returned)."""
+    graph = Graph()
+    first = self._meshes(graph)[0]
+    inputs = [
+      self._import(graph.mesh(s.mesh) if s.mesh else first, v, s)
+      for v, s in zip(values, self._specs(values))
+    ]
+    return graph, inputs, self._fn(*inputs)
 
   def _import(self, mesh: Mesh, value: tf.Tensor, spec: TensorSpec) -> Tensor:
     if spec.local and value.shape.as_list() != spec.shape.to_integer_list:
-      impl: Any = self.mesh_impl  # A SIMD mesh; on others the part of a process is the whole.
+      impl: Any = self._impl_of(spec)  # A SIMD mesh; on others the part of a process is the whole.
       part = impl.import_local_part(spec.shape, value)
       return import_laid_out_tensor(mesh, part, spec.shape, name=spec.name)
     return import_tf_tensor(mesh, value, spec.shape, name=spec.name)
@@ -433,27 +469,30 @@ class Function(tf.Module):  # type: ignore[misc]  # TensorFlow says nothing of i
     The slices of all processors are in one program, as on a placement mesh. It is this layout's,
     as its variables are.
     """
-    impl = self.mesh_impl
-    if getattr(impl, "strategy", None) is not None or len(impl.local_processors) < impl.size:
-      raise UnsupportedError(
-        f"{self.__name__} cannot be saved: this process has not all slices of mesh {impl.shape}; "
-        "save a checkpoint, and restore it on a mesh of one process"
-      )
+    for impl in self.mesh_impls.values():
+      if self._is_of_strategy() or len(impl.local_processors) < impl.size:
+        raise UnsupportedError(
+          f"{self.__name__} cannot be saved: this process has not all slices of mesh {impl.shape}; "
+          "save a checkpoint, and restore it on a mesh of one process"
+        )
     if not self._traced:
       raise VariableError(
         f"{self.__name__} was not called yet, so nothing is known of its variables: call it once, "
         "then save it"
       )
-    plain = PlacementMeshImpl(
-      impl.shape, impl.layout_rules, [""] * impl.size, variable_store=impl.variable_store
-    )
+    plain = {
+      name: PlacementMeshImpl(
+        impl.shape, impl.layout_rules, [""] * impl.size, variable_store=impl.variable_store
+      )
+      for name, impl in self.mesh_impls.items()
+    }
     run = self._run(plain, values, None)
     return run.packed()
 
 
 @checked
 def function(
-  mesh_impl: MeshImpl,
+  mesh_impl: MeshImpl | Mapping[str, MeshImpl],
   input_signature: Sequence[object] | None = None,
   *,
   mesh_name: str = "mesh",
@@ -468,9 +507,11 @@ def function(
   `tf.config.run_functions_eagerly(True)` every operation runs at once, for debugging.
 
   Args:
-    mesh_impl: a `MeshImpl`.
+    mesh_impl: a `MeshImpl`; or a dict of those of several meshes by their names, which share a
+      variable store. The function gets its arguments on the first mesh, or on that of their specs,
+      and takes tensors to another one by `mtf.reshard(x, "name")`.
     input_signature: `mtf.TensorSpec`s; may be left out if all arguments are scalars.
-    mesh_name: name of the mesh, for messages.
+    mesh_name: name of the mesh, for messages, if it is one.
     precision: dtype of computations: "bfloat16", "float16" (whose loss wants a scale, as that of
       `mtf.Trainer`), "float32", or "auto": bfloat16 if this process multiplies matrices faster in
       it. The function gets float32 arguments in it; variables that it makes as float32 (the default
@@ -485,6 +526,28 @@ def function(
     ArgumentError: there is no such precision; or it is "auto", and the mesh is of several workers.
   """
   return lambda fn: Function(fn, mesh_impl, input_signature, mesh_name, precision)
+
+
+def _by_name(
+  what: str, given: MeshImpl | Mapping[str, MeshImpl], mesh_name: str
+) -> dict[str, MeshImpl]:
+  """The mesh implementations of a function, by the names of their meshes.
+
+  Raises:
+    ArgumentError: there is none, or something is no mesh implementation.
+    VariableError: they have several variable stores.
+  """
+  if isinstance(given, MeshImpl):
+    return {mesh_name: given}
+  impls = dict(given)
+  wrong = {n: impl for n, impl in impls.items() if not isinstance(impl, MeshImpl)}
+  if wrong or not impls:
+    raise ArgumentError(
+      f"mtf.function {what}: several meshes are given as a dict of their names and MeshImpls, "
+      f"got {given!r}"
+    )
+  one_store(impls.values())
+  return impls
 
 
 def _workers(mesh_impl: MeshImpl) -> int:

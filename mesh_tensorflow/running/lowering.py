@@ -10,7 +10,7 @@ import collections
 import dataclasses
 import logging
 import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, TypeAlias
 
 import tensorflow as tf
@@ -23,6 +23,7 @@ from mesh_tensorflow.errors import (
   GraphError,
   LayoutError,
   NotLoweredError,
+  VariableError,
 )
 from mesh_tensorflow.meshes.contract import LaidOutVariable
 from mesh_tensorflow.meshes.for_operations import LoweringInProgress
@@ -34,7 +35,7 @@ from mesh_tensorflow.meshes.laid_out import (
 )
 from mesh_tensorflow.meshes.layout_names import check_tensor_names
 from mesh_tensorflow.meshes.mesh_impl import GATHERED_AHEAD, MeshImpl
-from mesh_tensorflow.meshes.store import StoredVariable
+from mesh_tensorflow.meshes.store import StoredVariable, VariableStore
 from mesh_tensorflow.numerics import bodies, random_bits
 from mesh_tensorflow.operations.variables import Variable
 from mesh_tensorflow.program.dimensions import Shape
@@ -45,7 +46,9 @@ from mesh_tensorflow.program.graph import (
   Tensor,
   is_of_one_shape,
   read_in_shards,
+  reads,
 )
+from mesh_tensorflow.running.segments import lower_segments, segments_of
 
 _LOG = logging.getLogger("mesh_tensorflow")
 
@@ -138,9 +141,12 @@ class Lowering:
     seed: what random operations depend on, besides their names: a Python int, or
       an integer scalar tf.Tensor (the step number, say). By default `graph.random_seed`,
       and if that is None a counter in the variable store: each run draws new numbers.
+    wanted: with several meshes the tensors that can be exported; by default those that no operation
+      reads. (Each mesh has programs of its own, and they return no more than is needed.)
 
   Raises:
     LayoutError: the layout does not suit the program; nothing has been lowered.
+    VariableError: meshes have variable stores of their own.
   """
 
   @checked
@@ -152,6 +158,7 @@ class Lowering:
     log_file: str | None = None,
     *,
     seed: Any = None,
+    wanted: Sequence[Tensor] | None = None,
   ):
     check_tensorflow2()
     self.graph = graph
@@ -178,7 +185,10 @@ class Lowering:
     # All of them before the first is lowered, which already makes variables on the devices.
     for op in graph.operations:
       op.verify_layout(self.mesh_impl(op))
-    self.lower_operations(graph.operations)
+    if len(set(mesh_to_impl.values())) > 1:
+      self._lower_on_several_meshes(wanted)
+    else:
+      self.lower_operations(graph.operations)
     if log_file is not None or _LOG.isEnabledFor(logging.INFO):
       self._report(log_file)
 
@@ -276,6 +286,41 @@ class Lowering:
       for out in op.outputs:
         self.add_counter(f"output/{type(op).__name__}", self.laid_out_size(out))
         self.add_counter(f"output_unique/{type(op).__name__}", out.size)
+
+  def _lower_on_several_meshes(self, wanted: Sequence[Tensor] | None) -> None:
+    """Lowers the graph in segments of one mesh each; see `segments`."""
+    operations = self.graph.operations
+    one_store(self.mesh_to_impl.values())
+    if wanted is None:
+      read = {x for op in operations for x in reads(op)}
+      wanted = [x for op in operations for x in op.outputs if x not in read]
+    seed = self.graph.random_seed if self._seed is None else None
+    draws = any(getattr(op, "draws_random_numbers", False) for op in operations)
+    if draws and self._seed is None and seed is None:
+      # One number for all meshes, as for one; its counter is on the first.
+      impl = next(iter(self.mesh_to_impl.values()))
+      made: list[StoredVariable] = []
+
+      def next_run() -> list[Any]:
+        number, stored = _next_run(impl)
+        made.append(stored)
+        return number.to_laid_out_tensor().tensor_list
+
+      numbers = [t for r in impl.run_per_device(next_run) for t in r]
+      self.run_numbers[impl], self.run_counters[impl] = LaidOutTensor(numbers), made[0]
+      self._seed = numbers[0]
+    of_graph = seed if isinstance(seed, Tensor) else None
+    lower_segments(self, segments_of(operations, self.mesh_impl, wanted, of_graph))
+
+  def of_segment(self, tensors: dict[Tensor, Any]) -> Lowering:
+    """A lowering for a segment, which sees the given tensors only, and keeps its own.
+
+    Args:
+      tensors: laid out in the program that lowers the segment.
+    """
+    result = self.child()
+    result.tensors, result._base_keys, result.scalar_summaries = tensors, {}, []
+    return result
 
   def _lower_on_shards(self, op: Operation) -> bool:
     """Lowers an operation, of one shape throughout, on the shards of its inputs, if they are there.
@@ -390,8 +435,10 @@ class Lowering:
     if x not in self.tensors:
       raise NotLoweredError(
         f"{x} was not lowered: it was added to the graph after this Lowering was made, or it is "
-        "inside a loop"
+        "inside a loop, or it is of one of several meshes and not among the `wanted`"
       )
+    if len(set(self.mesh_to_impl.values())) > 1:
+      return self.mesh_impl(x).combine_local_slices(self.tensors[x].tensor_list, x.shape)
     return self.mesh_impl(x).export_to_tf_tensor(x, self.tensors[x])
 
   @checked
@@ -432,6 +479,23 @@ class Lowering:
         f.write("\n".join(lines) + "\n")
 
 
+def one_store(impls: Iterable[MeshImpl]) -> VariableStore:
+  """The variable store of all meshes of a program.
+
+  Raises:
+    VariableError: they have several.
+  """
+  first, *others = impls
+  for impl in others:
+    if impl.variable_store is not first.variable_store:
+      raise VariableError(
+        f"meshes {first.shape} and {impl.shape} of one program have variable stores of their own: "
+        "give all of them one, variable_store=mtf.VariableStore(), so that names, initial values "
+        "and checkpoints are those of one program"
+      )
+  return first.variable_store
+
+
 def is_division_by_zero(error: Exception) -> bool:
   """True if an error is TensorFlow's for an integer division by zero."""
   return isinstance(error, tf.errors.InvalidArgumentError) and "division by zero" in str(error)
@@ -459,8 +523,8 @@ def _scope_name(name: str) -> str:
   return re.sub(r"[^A-Za-z0-9_.\\/>-]", "_", name).lstrip("_/") or "op"
 
 
-# Builds a function's graph of its arguments; returns (mesh, inputs, what the function returned).
-Build = Callable[[Sequence[tf.Tensor]], tuple[Mesh, list[Tensor], Any]]
+# Builds a function's graph of its arguments; returns (graph, inputs, what the function returned).
+Build = Callable[[Sequence[tf.Tensor]], tuple[Graph, list[Tensor], Any]]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -519,45 +583,72 @@ def assigned_variables(operations: Iterable[Operation]) -> Iterator[Variable]:
     yield from assigned_variables(getattr(op, "inner_operations", ()))
 
 
-def run_on(
-  impl: MeshImpl, build: Build, values: Sequence[tf.Tensor], seed: Seed, log_file: str | None
-) -> Run:
-  """Builds the graph of a function, and lowers it on a mesh implementation.
+def meshes_of(graph: Graph, impls: Mapping[str, MeshImpl]) -> dict[Mesh, MeshImpl]:
+  """The mesh implementation of each mesh of a function's graph.
 
   Args:
-    impl: the mesh implementation.
+    graph: the graph.
+    impls: by the name of the mesh.
+  """
+  return {graph.mesh(name): impl for name, impl in impls.items()}
+
+
+def run_on(
+  impls: Mapping[str, MeshImpl],
+  build: Build,
+  values: Sequence[tf.Tensor],
+  seed: Seed,
+  log_file: str | None,
+) -> Run:
+  """Builds the graph of a function, and lowers it on mesh implementations.
+
+  Args:
+    impls: the mesh implementation of each mesh, by its name.
     build: see `Build`.
     values: the arguments.
     seed: see `Lowering`.
     log_file: see `Lowering`.
   """
   made: dict[str, Any] = {}
+  several = len(set(impls.values())) > 1
+  first = next(iter(impls.values()))
 
   def program(values: Sequence[tf.Tensor], seed: Seed) -> Any:
-    mesh, _, result = build(values)
-    graph, flat = mesh.graph, tf.nest.flatten(result)
-    lowering = Lowering(graph, {mesh: impl}, log_file=log_file, seed=seed)
+    graph, _, result = build(values)
+    flat = tf.nest.flatten(result)
     trains = any(v.trainable for v in assigned_variables(graph.operations))
-    made.update(graph=graph, structure=result, flat=flat, trains=trains)
+    # Values that this run may change, as they are before.
+    kept = [] if trains else [v for v in graph.all_variables if not v.trainable]
+    wanted = [*(t for t in flat if isinstance(t, Tensor)), *(v.value for v in kept)]
+    meshes = meshes_of(graph, impls)
+    lowering = Lowering(graph, meshes, log_file=log_file, seed=seed, wanted=wanted)
+    made.update(graph=graph, structure=result, flat=flat, trains=trains, meshes=meshes)
     made["stored"] = {v.full_name: lowering.variables[v].stored for v in graph.all_variables}
-    made["counter"] = lowering.run_counters.get(impl)
-    # Values that this run may change, as they are before; not of tables, which nobody reads whole.
-    at_start = {v.full_name: (v, lowering.tensors[v.value]) for v in graph.all_variables}
-    kept = {
+    made["counter"] = next(iter(lowering.run_counters.values()), None)
+    at_start = {v.full_name: lowering.tensors[v.value] for v in kept}
+    before = {
       name: (value.shards if isinstance(value, LazyGather) else value).tensor_list
-      for name, (v, value) in at_start.items()
-      if not (v.trainable or trains or type(value) is LazyLaidOutTensor)
+      for name, value in at_start.items()
+      if type(value) is not LazyLaidOutTensor  # Tables, which nobody reads whole.
     }
     # Slices, not whole tensors: they are put together outside, where it costs least.
     results = [
-      impl.result_slices(lowering.tensors[t], t.shape) for t in flat if isinstance(t, Tensor)
+      lowering.tensors[t].to_laid_out_tensor().tensor_list
+      if several
+      else first.result_slices(lowering.tensors[t], t.shape)
+      for t in flat
+      if isinstance(t, Tensor)
     ]
-    return results, kept, [n.tensor_list for n in lowering.run_numbers.values()]
+    return results, before, [n.tensor_list for n in lowering.run_numbers.values()]
 
-  per_processor = impl.run_per_device(program, (values, seed))
+  if several:  # Each mesh has programs of its own.
+    per_processor = [program(values, seed)]
+  else:
+    per_processor = first.run_per_device(program, (values, seed))
   per_tensor = zip(*[r[0] for r in per_processor])
+  meshes = made.pop("meshes")
   results = [
-    impl.combine_local_slices([s for r in next(per_tensor) for s in r], t.shape)
+    meshes[t.mesh].combine_local_slices([s for r in next(per_tensor) for s in r], t.shape)
     if isinstance(t, Tensor)
     else t
     for t in made["flat"]

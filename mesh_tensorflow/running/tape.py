@@ -24,7 +24,6 @@ from mesh_tensorflow.operations.einsum import transpose
 from mesh_tensorflow.operations.gradients import gradients
 from mesh_tensorflow.operations.variables import ReadVariable, Variable
 from mesh_tensorflow.program import scope
-from mesh_tensorflow.program.dimensions import Shape
 from mesh_tensorflow.program.graph import (
   Graph,
   Mesh,
@@ -33,7 +32,7 @@ from mesh_tensorflow.program.graph import (
   needed_operations,
   unwatched,
 )
-from mesh_tensorflow.running.lowering import Build, Lowering, Seed, Values
+from mesh_tensorflow.running.lowering import Build, Lowering, Seed, Values, meshes_of
 
 
 class GivenValues(Lowering):
@@ -44,14 +43,20 @@ class GivenValues(Lowering):
     mesh_to_impl: mesh implementation of each mesh; see `Lowering`.
     given: the values of its variables, by their full names.
     seed: seed of random operations; see `Lowering`.
+    wanted: see `Lowering`.
   """
 
   def __init__(
-    self, graph: Graph, mesh_to_impl: dict[Mesh, MeshImpl], given: Mapping[str, Values], seed: Seed
+    self,
+    graph: Graph,
+    mesh_to_impl: dict[Mesh, MeshImpl],
+    given: Mapping[str, Values],
+    seed: Seed,
+    wanted: Sequence[Tensor],
   ):
     self._given = given
     self._assigned: set[Variable] = set()
-    super().__init__(graph, mesh_to_impl, seed=seed)
+    super().__init__(graph, mesh_to_impl, seed=seed, wanted=wanted)
 
   def lower_operations(self, operations: Iterable[Operation]) -> None:
     for op in operations:
@@ -94,7 +99,7 @@ class Backward:
 
   Attributes:
     name: name of the function.
-    impl: the mesh implementation.
+    impls: the mesh implementations, by the names of their meshes.
     build: builds the function's graph.
     arguments: their values.
     seed: what random operations drew from; None if there were none.
@@ -104,7 +109,7 @@ class Backward:
   """
 
   name: str
-  impl: Any
+  impls: Mapping[str, Any]
   build: Build
   arguments: Sequence[tf.Tensor]
   seed: Any
@@ -182,30 +187,40 @@ class Backward:
     return [next(found) if t else None for t in there]
 
   def _run(self, grad_ys: Sequence[tf.Tensor]) -> list[Any]:
-    impl, made = self.impl, {}
+    made: dict[str, Any] = {}
+    several = len(set(self.impls.values())) > 1
+    first = next(iter(self.impls.values()))
 
     def program(arguments: Sequence[tf.Tensor], seed: Seed, grad_ys: Sequence[tf.Tensor]) -> Any:
-      mesh, inputs, result = self.build(arguments)
-      graph, flat = mesh.graph, tf.nest.flatten(result)
+      graph, inputs, result = self.build(arguments)
+      flat = tf.nest.flatten(result)
       xs = [*inputs, *[graph.name_to_variable[name].outputs[0] for name in self.trained]]
-      made["found"] = found = self._gradients(mesh, xs, flat, grad_ys)
-      needed = needed_operations(graph.operations, [g for g in found if g is not None])
+      made["found"] = found = self._gradients(xs, flat, grad_ys)
+      there = [g for g in found if g is not None]
+      needed = needed_operations(graph.operations, there)
       graph.operations[:] = [op for op in graph.operations if op in needed]
-      lowering = GivenValues(graph, {mesh: impl}, self.given, seed)
+      made["meshes"] = meshes = meshes_of(graph, self.impls)
+      lowering = GivenValues(graph, meshes, self.given, seed, there)
       of_arguments, of_variables = [], []
       for i, g in enumerate(found):
-        if g is not None and i < len(inputs):
-          of_arguments.append(impl.result_slices(lowering.tensors[g], g.shape))
-        elif g is not None:
+        if g is None:
+          continue
+        value, impl = lowering.tensors[g], meshes[g.mesh]
+        if i >= len(inputs):
           stored = xs[i].operation.stored_impl(impl)
-          of_variables.append(impl.to_shards(lowering.tensors[g], g.shape, stored).tensor_list)
+          of_variables.append(impl.to_shards(value, g.shape, stored).tensor_list)
+        elif several:
+          of_arguments.append(value.tensor_list)
+        else:
+          of_arguments.append(impl.result_slices(value, g.shape))
       return of_arguments, of_variables
 
     leave = scope.snapshot()
     self.enter_scopes()
+    arguments = (self.arguments, self.seed, grad_ys)
     try:
       with unwatched():
-        results = impl.run_per_device(program, (self.arguments, self.seed, grad_ys))
+        results = [program(*arguments)] if several else first.run_per_device(program, arguments)
     finally:
       leave()
     of_arguments = zip(*[r[0] for r in results])
@@ -213,7 +228,9 @@ class Backward:
     found: list[Any] = []
     for i, (x, g) in enumerate(zip([*self.arguments, *self.trained], made["found"])):
       if i < len(self.arguments):
-        found.append(None if g is None else self._whole(i, x, next(of_arguments), g.shape))
+        found.append(
+          None if g is None else self._whole(i, x, next(of_arguments), g, made["meshes"][g.mesh])
+        )
       elif g is None:
         found += [None] * len(self.given[x].slices)
       else:
@@ -222,26 +239,31 @@ class Backward:
     return found
 
   def _gradients(
-    self, mesh: Mesh, xs: list[Tensor], flat: list[Any], grad_ys: Sequence[tf.Tensor]
+    self, xs: list[Tensor], flat: list[Any], grad_ys: Sequence[tf.Tensor]
   ) -> list[Tensor | None]:
     """Operations that compute the gradients; each with the dimensions of its x, in their order."""
     ys = [y for y in flat if is_differentiable(y)]
-    given = [import_tf_tensor(mesh, g, y.shape) for g, y in zip(grad_ys, ys)]
+    given = [import_tf_tensor(y.mesh, g, y.shape) for g, y in zip(grad_ys, ys)]
     found = gradients(ys, xs, given)
     return [
       g if g is None or g.shape == x.shape else transpose(g, x.shape) for x, g in zip(xs, found)
     ]
 
   def _whole(
-    self, index: int, argument: tf.Tensor, per_processor: Sequence[Any], shape: Shape
+    self,
+    index: int,
+    argument: tf.Tensor,
+    per_processor: Sequence[Any],
+    gradient: Tensor,
+    impl: MeshImpl,
   ) -> tf.Tensor:
-    if argument.shape.as_list() != shape.to_integer_list:
+    if argument.shape.as_list() != gradient.shape.to_integer_list:
       raise GradientError(
-        f"argument {index} of {self.name} is only this worker's part of {shape}: it has no "
-        "gradient outside; give the whole argument, or use mtf.gradients inside"
+        f"argument {index} of {self.name} is only this worker's part of {gradient.shape}: it has no"
+        " gradient outside; give the whole argument, or use mtf.gradients inside"
       )
     slices = [t for part in per_processor for t in part]
-    return self.impl.combine_local_slices(slices, shape)
+    return impl.combine_local_slices(slices, gradient.shape)
 
 
 def is_differentiable(y: object) -> bool:

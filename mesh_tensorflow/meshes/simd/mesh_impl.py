@@ -78,6 +78,9 @@ class PerDeviceMeshImpl(MeshImpl):
     """The slices of a stored variable that the running program holds."""
     return [self._program.own(stored.slices)]
 
+  def in_program(self, slices: Sequence[Any]) -> LaidOutTensor:
+    return LaidOutTensor([self._program.own(slices)])
+
   def slicewise(self, fn: Callable[..., object], *inputs: Any) -> Any:
     return slicewise_of_one(fn, *inputs)
 

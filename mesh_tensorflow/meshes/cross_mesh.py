@@ -1,0 +1,211 @@
+"""Cross-mesh resharding: slices of a tensor on one mesh become its slices on another one.
+
+`plan_transfers` says which block goes from which processor to which, from layouts alone; no
+TensorFlow there. Each element is sent once to the target mesh, to one of the processors whose slice
+has it (the replicas of a slice take turns, as do those of the source), and nothing is sent that the
+target's device holds; inside the target mesh the replicas share what has come. This is the scheme of
+Zhuang et al. (2022, "On Optimizing the Communication of Model Parallelism", arXiv:2211.05322).
+`reshard` builds the transfers as TensorFlow operations, in the program around both meshes.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import math
+from collections.abc import Sequence
+from typing import Any, Protocol, TypeAlias
+
+import tensorflow as tf
+
+from mesh_tensorflow.errors import UnsupportedError
+from mesh_tensorflow.numerics import kernels
+from mesh_tensorflow.program.dimensions import Shape
+
+Begin: TypeAlias = tuple[int, ...]
+
+
+class HasSlices(Protocol):
+  """Structural type: the part of `MeshImpl` that says where the slices of a tensor are."""
+
+  @property
+  def shape(self) -> Shape: ...
+
+  @property
+  def size(self) -> int: ...
+
+  @property
+  def local_processors(self) -> Sequence[int]: ...
+
+  def processor_device(self, pnum: int) -> str | None: ...
+
+  def slice_shape(self, tensor_shape: Shape) -> list[int]: ...
+
+  def slice_begin(self, tensor_shape: Shape, pnum: int) -> list[int]: ...
+
+
+@dataclasses.dataclass(frozen=True)
+class Transfer:
+  """A block of a tensor that a processor of the target takes from one of the source.
+
+  Attributes:
+    source: number of the processor that has it.
+    begin: offset of the block in the source's slice.
+    size: sizes of the block.
+    is_sent: whether it goes from one device to another.
+  """
+
+  source: int
+  begin: Begin
+  size: tuple[int, ...]
+  is_sent: bool
+
+  @property
+  def elements(self) -> int:
+    """Number of elements of the block."""
+    return math.prod(self.size)
+
+
+@dataclasses.dataclass(frozen=True)
+class Assembly:
+  """A slice of the target: where it is put together, of which blocks, and who has it.
+
+  Attributes:
+    at: number of the processor that puts it together.
+    replicas: numbers of all processors that have the slice.
+    grid: for each axis the number of blocks along it.
+    transfers: the blocks, row-major.
+  """
+
+  at: int
+  replicas: tuple[int, ...]
+  grid: tuple[int, ...]
+  transfers: tuple[Transfer, ...]
+
+
+def _replicas(impl: HasSlices, shape: Shape) -> dict[Begin, list[int]]:
+  """The processors that hold each slice, by its offset."""
+  found: dict[Begin, list[int]] = {}
+  for p in range(impl.size):
+    found.setdefault(tuple(impl.slice_begin(shape, p)), []).append(p)
+  return found
+
+
+def _device(name: str | None) -> tuple[object, ...]:
+  """What tells a device from others, however its name is written; "" is one of its own."""
+  spec = tf.DeviceSpec.from_string(name or "")
+  return spec.task or 0, spec.device_type, spec.device_index
+
+
+def plan_transfers(source: HasSlices, target: HasSlices, shape: Shape) -> list[Assembly]:
+  """Plans the transfers from the slices of one mesh to those of another.
+
+  Args:
+    source: a mesh implementation that has the tensor.
+    target: the one that gets it.
+    shape: shape of the tensor, laid out on each as its rules say.
+  """
+  had, wanted = _replicas(source, shape), _replicas(target, shape)
+  part, new_part = source.slice_shape(shape), target.slice_shape(shape)
+  devices = [_device(source.processor_device(p)) for p in range(source.size)]
+  starts = [sorted({begin[i] for begin in had}) for i in range(shape.ndims)]
+  sent_by = [0] * source.size  # Elements; the replicas of a slice share the work.
+  result = []
+  for turn, (begin, replicas) in enumerate(wanted.items()):
+    # The blocks along each axis: (first slice's offset, begin, end).
+    cuts = [
+      [(s, max(s, b), min(s + n, b + m)) for s in axis if s < b + m and b < s + n]
+      for axis, b, n, m in zip(starts, begin, part, new_part)
+    ]
+    blocks = list(itertools.product(*cuts))
+
+    def local(p: int, blocks: Sequence[Any] = blocks) -> int:
+      """Elements that a processor of the target finds on its own device."""
+      own = _device(target.processor_device(p))
+      return sum(
+        math.prod(high - low for _, low, high in block)
+        for block in blocks
+        if any(devices[q] == own for q in had[tuple(s for s, _, _ in block)])
+      )
+
+    held = [local(p) for p in replicas]
+    best = [p for p, n in zip(replicas, held) if n == max(held)]
+    at = best[turn % len(best)]
+    own = _device(target.processor_device(at))
+    transfers = []
+    for block in blocks:
+      holders = had[tuple(s for s, _, _ in block)]
+      size = tuple(high - low for _, low, high in block)
+      here = [q for q in holders if devices[q] == own]
+      q = here[0] if here else min(holders, key=lambda q: sent_by[q])
+      sent_by[q] += 0 if here else math.prod(size)
+      offset = tuple(low - s for s, low, _ in block)
+      transfers.append(Transfer(q, offset, size, not here))
+    result.append(Assembly(at, tuple(replicas), tuple(map(len, cuts)), tuple(transfers)))
+  return result
+
+
+def elements_sent(source: HasSlices, target: HasSlices, shape: Shape) -> int:
+  """Number of elements that cross from device to device when a tensor goes to another mesh.
+
+  Args:
+    source: a mesh implementation that has the tensor.
+    target: the one that gets it.
+    shape: shape of the tensor.
+  """
+  plan = plan_transfers(source, target, shape)
+  return sum(t.elements for assembly in plan for t in assembly.transfers if t.is_sent)
+
+
+def reshard(
+  source: HasSlices, target: HasSlices, shape: Shape, slices: Sequence[tf.Tensor]
+) -> list[tf.Tensor]:
+  """Builds the slices of another mesh; to be called in the program around both.
+
+  Args:
+    source: a mesh implementation.
+    target: another one.
+    shape: shape of the tensor.
+    slices: a slice for each processor of the source.
+
+  Returns:
+    A slice for each processor of the target.
+
+  Raises:
+    UnsupportedError: some processors are of other processes.
+  """
+  for impl in (source, target):
+    if len(impl.local_processors) < impl.size:
+      raise UnsupportedError(
+        f"a tensor of shape {shape} cannot go from mesh {source.shape} to mesh {target.shape}: "
+        f"this process has {len(impl.local_processors)} of the {impl.size} processors of "
+        f"{impl.shape}; meshes between which tensors go must be of one process"
+      )
+  result: list[Any] = [None] * target.size
+  for assembly in plan_transfers(source, target, shape):
+    blocks = [_block(source, slices[t.source], t) for t in assembly.transfers]
+    with tf.device(target.processor_device(assembly.at)):
+      whole = _joined(blocks, assembly.grid)
+    for p in assembly.replicas:
+      result[p] = whole
+  return result
+
+
+def _block(source: HasSlices, x: tf.Tensor, transfer: Transfer) -> tf.Tensor:
+  if x.shape.as_list() == list(transfer.size):
+    return x
+  # Cut where it lies, so that no more is sent than is asked for.
+  with tf.device(source.processor_device(transfer.source)):
+    return kernels.cut(x, transfer.begin, transfer.size)
+
+
+def _joined(blocks: Sequence[tf.Tensor], grid: Sequence[int]) -> tf.Tensor:
+  """Concatenates a grid of blocks, row-major; a single one is copied to the current device."""
+  parts = list(blocks)
+  if len(parts) == 1:
+    return tf.identity(parts[0])
+  for axis in reversed(range(len(grid))):
+    n = grid[axis]
+    if n > 1:
+      parts = [tf.concat(parts[i : i + n], axis) for i in range(0, len(parts), n)]
+  return parts[0]

@@ -1,0 +1,93 @@
+"""Which blocks go from mesh to mesh: the slices that come of it, and how much is sent."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import random
+
+import numpy as np
+import pytest
+
+import mesh_tensorflow as mtf
+from mesh_tensorflow.meshes import cross_mesh
+
+SOURCES = ["s:2", "s:4", "s:2,t:2"]
+TARGETS = ["u:2", "u:4", "u:2,v:2", "u:2,v:4"]
+SHAPE = mtf.Shape([mtf.Dimension("a", 8), mtf.Dimension("b", 16), mtf.Dimension("c", 24)])
+LAYOUTS = 12
+
+
+def layouts(mesh: str, seed: str) -> list[str]:
+  """Drawn layouts: each mesh dimension splits some tensor dimension, or none."""
+  names = mtf.convert_to_shape(mesh).dimension_names
+  draw, found = random.Random(f"{mesh} {seed}"), []
+  for _ in range(LAYOUTS):
+    order = draw.sample(["a", "b", "c", "", ""], len(names))
+    found.append(",".join(f"{d}:{m}" for d, m in zip(order, names) if d))
+  return found
+
+
+def mesh(shape: str, layout: str, first: int) -> mtf.PlacementMeshImpl:
+  size = mtf.convert_to_shape(shape).size
+  return mtf.PlacementMeshImpl(shape, layout, [f"CPU:{first + i}" for i in range(size)])
+
+
+def blocks(impl, whole):
+  """The slice of each processor, as NumPy cuts it."""
+  n = impl.slice_shape(SHAPE)
+  begins = [impl.slice_begin(SHAPE, p) for p in range(impl.size)]
+  return [whole[tuple(slice(b, b + k) for b, k in zip(begin, n))] for begin in begins]
+
+
+def received(plan, slices, count):
+  """What the transfers of a plan put together on each processor, by NumPy."""
+  result = [None] * count
+  for assembly in plan:
+    parts = np.empty(math.prod(assembly.grid), object)
+    for i, t in enumerate(assembly.transfers):
+      parts[i] = slices[t.source][tuple(slice(b, b + n) for b, n in zip(t.begin, t.size))]
+    whole = np.block(parts.reshape(assembly.grid).tolist())
+    for p in assembly.replicas:
+      result[p] = whole
+  return result
+
+
+@pytest.mark.parametrize("overlap", [0, 1, 8], ids=["same devices", "one apart", "apart"])
+@pytest.mark.parametrize("target_shape", TARGETS)
+@pytest.mark.parametrize("source_shape", SOURCES)
+def test_each_element_is_sent_once_and_comes_to_its_place(source_shape, target_shape, overlap):
+  whole = np.arange(SHAPE.size).reshape(SHAPE.to_integer_list)
+  pairs = itertools.product(layouts(source_shape, "from"), layouts(target_shape, "to"))
+  for source_layout, target_layout in pairs:
+    source = mesh(source_shape, source_layout, 0)
+    target = mesh(target_shape, target_layout, overlap)
+    slices = blocks(source, whole)
+    plan = cross_mesh.plan_transfers(source, target, SHAPE)
+    expected = blocks(target, whole)
+    for found, wanted in zip(received(plan, slices, target.size), expected, strict=True):
+      np.testing.assert_array_equal(found, wanted)
+    sent = cross_mesh.elements_sent(source, target, SHAPE)
+    if overlap == 8:
+      assert sent == SHAPE.size  # The least: no device of the target has anything of it.
+      continue
+    # Of each distinct slice of the target some processor must get what its device has not.
+    held = {source.devices[p]: s for p, s in enumerate(slices)}
+    least = {}
+    for p, wanted in enumerate(expected):
+      has = np.intersect1d(wanted, held.get(target.devices[p], [])).size
+      key = tuple(target.slice_begin(SHAPE, p))
+      least[key] = min(least.get(key, wanted.size), wanted.size - has)
+    assert sent == sum(least.values())
+
+
+def test_replicas_of_the_source_share_the_sending():
+  source, target = mesh("s:4", "", 0), mesh("u:4", "b:u", 8)
+  plan = cross_mesh.plan_transfers(source, target, SHAPE)
+  assert sorted(t.source for assembly in plan for t in assembly.transfers) == [0, 1, 2, 3]
+
+
+def test_devices_are_one_however_they_are_written():
+  source = mtf.PlacementMeshImpl("s:1", "", ["/job:localhost/replica:0/task:0/device:CPU:1"])
+  target = mtf.PlacementMeshImpl("u:1", "", ["cpu:1"])
+  assert cross_mesh.elements_sent(source, target, SHAPE) == 0

@@ -1,0 +1,284 @@
+"""Programs of several meshes: tensors that go from one to another, gradients, random numbers."""
+
+from __future__ import annotations
+
+import itertools
+import random
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import mesh_tensorflow as mtf
+from tests.kinds import kept
+from tests.meshes.test_cross_mesh import SOURCES, TARGETS
+
+KINDS = ["placement", "simd", "placement to simd", "simd to placement"]
+X = np.random.default_rng(0).uniform(-1, 1, [8, 16]).astype(np.float32)
+BATCH, IO, HIDDEN = mtf.Dimension("batch", 8), mtf.Dimension("io", 16), mtf.Dimension("h", 32)
+
+
+def implementation(kind, shape, layout, devices, store):
+  cls = mtf.SimdMeshImpl if kind == "simd" else mtf.PlacementMeshImpl
+  size = mtf.convert_to_shape(shape).size
+  return cls(shape, layout, devices[:size], variable_store=store)
+
+
+def pair(kind, source, target, devices, first=0):
+  """Two meshes of one store: {"a": ..., "b": ...}, each given as (shape, layout)."""
+  store = mtf.VariableStore(seed=3)
+  kinds = kind.split(" to ") if " to " in kind else [kind, kind]
+  a = implementation(kinds[0], *source, devices, store)
+  return {"a": a, "b": implementation(kinds[1], *target, devices[first:], store)}
+
+
+def on_one(devices):
+  one = mtf.PlacementMeshImpl("all:1", "", devices[:1], variable_store=mtf.VariableStore(seed=3))
+  return {"a": one, "b": one}
+
+
+MESH_PAIRS = list(itertools.product(KINDS[:3], SOURCES, TARGETS))
+
+
+@pytest.mark.parametrize(
+  "kind,source,target",
+  kept(MESH_PAIRS, [(k, s, t) for k, s, t in MESH_PAIRS if (s, t) in [("s:2,t:2", "u:2,v:2")]]),
+)
+def test_values_and_gradients_of_drawn_layouts(kind, source, target, cpu_devices):
+  """A tensor for each pair of drawn layouts: what its dimensions are called is its layout."""
+  draw = random.Random(f"{kind} {source} {target}")
+  names = {"a": [], "b": []}
+  tensors = []
+  for n in range(12):
+    dims = [mtf.Dimension(f"{c}{n}", size) for c, size in zip("xyz", (8, 16, 8))]
+    for side, shape in (("a", source), ("b", target)):
+      axes = mtf.convert_to_shape(shape).dimension_names
+      split = draw.sample([d.name for d in dims] + ["", ""], len(axes))
+      names[side] += [f"{d}:{m}" for d, m in zip(split, axes) if d]
+    tensors.append(dims)
+  impls = pair(kind, (source, ",".join(names["a"])), (target, ",".join(names["b"])), cpu_devices)
+
+  @mtf.function(impls, [mtf.TensorSpec(dims) for dims in tensors])
+  def there_and_back(*xs):
+    ys = [mtf.square(mtf.reshard(x, "b")) for x in xs]
+    loss = mtf.add_n([mtf.reduce_sum(y * y) for y in ys])
+    return ys, mtf.gradients([loss], list(xs))
+
+  values = [np.random.default_rng(i).uniform(-1, 1, [8, 16, 8]) for i in range(12)]
+  ys, gradients = there_and_back(*[v.astype(np.float32) for v in values])
+  for v, y, g in zip(values, ys, gradients, strict=True):
+    np.testing.assert_allclose(y, v**2, rtol=1e-5)
+    np.testing.assert_allclose(g, 4 * v**3, rtol=1e-4, atol=1e-6)
+
+
+def model(x):
+  """Two layers on two meshes, dropout on both; x comes to the second mesh twice."""
+  y = mtf.layers.dense(x, [HIDDEN], reduced_dims=[IO], activation=mtf.relu, name="one")
+  y = mtf.reshard(mtf.dropout(y, True, rate=0.2), "b")
+  y = mtf.layers.dense(y, [IO], reduced_dims=[HIDDEN], name="two")
+  y = mtf.dropout(y, True, rate=0.2) - mtf.reshard(x, "b")
+  back = mtf.reshard(y, "a") * 0.5 + x
+  return mtf.reduce_mean(mtf.square(back))
+
+
+def train(impls, steps=4, seed=None):
+  @mtf.function(impls, [mtf.TensorSpec([BATCH, IO])])
+  def step(x):
+    x.graph.random_seed = seed
+    loss = model(x)
+    variables = x.graph.trainable_variables
+    for v, g in zip(variables, mtf.gradients([loss], [v.value for v in variables])):
+      mtf.assign_sub(v, g * 0.1)
+    return loss
+
+  return [float(step(X)) for _ in range(steps)], step
+
+
+LAYOUTS = [
+  (("s:2", "batch:s"), ("u:2,v:2", "batch:u,h:v")),
+  (("s:2,t:2", "io:s,h:t"), ("u:4", "io:u")),
+  (("s:4", ""), ("u:2", "h:u")),
+]
+
+
+@pytest.fixture(scope="module")
+def alone(cpu_devices):
+  losses, step = train(on_one(cpu_devices))
+  return losses, {v.name: v.numpy() for v in step.mesh_impl.variable_store}
+
+
+@pytest.mark.parametrize("layout", LAYOUTS, ids=["2 to 2x2", "2x2 to 4", "4 to 2"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_training_is_that_of_one_device(kind, layout, cpu_devices, alone):
+  losses, step = train(pair(kind, *layout, cpu_devices, first=4))
+  np.testing.assert_allclose(losses, alone[0], rtol=1e-5)
+  store = step.mesh_impl.variable_store
+  assert set(store.names) == set(alone[1])
+  for v in store:
+    np.testing.assert_allclose(v.numpy(), alone[1][v.name], rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_eager(kind, cpu_devices, alone, run_functions_eagerly):
+  losses, _ = train(pair(kind, *LAYOUTS[0], cpu_devices, first=4), steps=2)
+  np.testing.assert_allclose(losses, alone[0][:2], rtol=1e-5)
+
+
+@pytest.fixture
+def run_functions_eagerly(alone):  # `alone` is made before.
+  tf.config.run_functions_eagerly(True)
+  yield
+  tf.config.run_functions_eagerly(False)
+
+
+@pytest.mark.parametrize("kind", ["placement", "simd"])
+def test_a_seed_in_the_graph(kind, cpu_devices):
+  """A tensor of the first mesh that random operations of both draw from."""
+
+  def losses(impls):
+    @mtf.function(impls, [mtf.TensorSpec([BATCH, IO]), mtf.TensorSpec([], tf.int32)])
+    def f(x, seed):
+      x.graph.random_seed = seed
+      return model(x)
+
+    return [float(f(X, i)) for i in (1, 2, 1)]
+
+  found = losses(pair(kind, *LAYOUTS[0], cpu_devices, first=4))
+  np.testing.assert_allclose(found, losses(on_one(cpu_devices)), rtol=1e-5)
+  assert found[0] == found[2] != found[1]
+
+
+@pytest.mark.parametrize("kind", ["placement", "simd"])
+def test_a_tape_around_it(kind, cpu_devices):
+  def gradients(impls):
+    f = mtf.function(impls, [mtf.TensorSpec([BATCH, IO])])(model)
+    f.create_variables()
+    x = tf.constant(X)
+    with tf.GradientTape() as tape:
+      tape.watch(x)
+      loss = f(x, seed=5)
+    store = f.mesh_impl.variable_store
+    names = [v.name for v in store if v.trainable]
+    found = tape.gradient(loss, [x, *(store[n].slices for n in names)])
+    whole = {}
+    for n, slices in zip(names, found[1:], strict=True):
+      v = store[n]
+      value = np.zeros(v.shape.to_integer_list, np.float32)
+      for begin, g in zip(v.begins, slices, strict=True):
+        value[tuple(slice(b, b + k) for b, k in zip(begin, v.slice_shape))] = g
+      whole[n] = value
+    return found[0].numpy(), whole
+
+  x, of_variables = gradients(pair(kind, *LAYOUTS[0], cpu_devices, first=4))
+  expected_x, expected = gradients(on_one(cpu_devices))
+  np.testing.assert_allclose(x, expected_x, rtol=1e-5, atol=1e-7)
+  for n, value in expected.items():
+    np.testing.assert_allclose(of_variables[n], value, rtol=1e-5, atol=1e-7)
+
+
+def test_a_lowering_by_hand(cpu_devices):
+  """As programs of the TF1 library have it: a Lowering is given a mesh implementation of each."""
+  impls = pair("placement to simd", *LAYOUTS[0], cpu_devices, first=4)
+
+  @tf.function(autograph=False)
+  def f():
+    graph = mtf.Graph()
+    a, b = mtf.Mesh(graph, "a"), mtf.Mesh(graph, "b")
+    x = mtf.import_tf_tensor(a, X, [BATCH, IO])
+    y = mtf.exp(mtf.reshard(x, b))
+    lowering = mtf.Lowering(graph, {a: impls["a"], b: impls["b"]}, wanted=[x, y])
+    return lowering.export_to_tf_tensor(x), lowering.export_to_tf_tensor(y)
+
+  x, y = f()
+  np.testing.assert_array_equal(x, X)
+  np.testing.assert_allclose(y, np.exp(X), rtol=1e-6)
+
+
+def test_variables_are_read_after_they_changed_on_another_mesh(cpu_devices):
+  impls = pair("simd", *LAYOUTS[0], cpu_devices, first=4)
+
+  @mtf.function(impls, [mtf.TensorSpec([], tf.float32)])
+  def f(x):
+    v = mtf.get_variable(x.mesh, "v", [], initializer=tf.zeros_initializer())
+    y = mtf.reshard(v + x, "b") * 2.0
+    mtf.assign(v, mtf.reshard(y, "a"))
+    z = mtf.read_variable(v.operation)
+    return mtf.reshard(v, "b"), mtf.reshard(z, "b") + y
+
+  assert [float(t) for t in f(1.0)] == [0.0, 4.0]
+  assert [float(t) for t in f(1.0)] == [2.0, 12.0]
+
+
+def test_an_argument_on_its_mesh(cpu_devices):
+  impls = pair("simd", *LAYOUTS[0], cpu_devices, first=4)
+
+  @mtf.function(impls, [mtf.TensorSpec([BATCH]), mtf.TensorSpec([BATCH], mesh="b")])
+  def f(x, y):
+    return mtf.reshard(x, y.mesh) + y
+
+  np.testing.assert_array_equal(f(np.arange(8), np.ones(8)), np.arange(8) + 1)
+
+
+@pytest.mark.parametrize("kind", ["placement", "simd"])
+def test_checkpoints_have_all_meshes_and_go_into_others(kind, cpu_devices, tmp_path):
+  _, step = train(pair(kind, *LAYOUTS[0], cpu_devices, first=4), steps=2)
+  store = step.mesh_impl.variable_store
+  mtf.checkpoint.Checkpointer(str(tmp_path), store, asynchronous=False).save(2)
+  values = {v.name: v.numpy() for v in store}
+  reader = tf.train.load_checkpoint(str(tmp_path))
+  assert set(values) <= set(reader.get_variable_to_shape_map())
+  for others in (on_one(cpu_devices), pair(kind, *LAYOUTS[1], cpu_devices, first=4)):
+    f = mtf.function(others, [mtf.TensorSpec([BATCH, IO])])(model)
+    f.create_variables()
+    found = f.mesh_impl.variable_store
+    mtf.checkpoint.Checkpointer(str(tmp_path), found).restore()
+    for name, value in values.items():
+      np.testing.assert_array_equal(found[name].numpy(), value)
+
+
+# ------------------------------------------------------------------------------- wrong use
+
+
+def test_two_stores(cpu_devices):
+  a = mtf.PlacementMeshImpl("s:1", "", cpu_devices[:1])
+  b = mtf.PlacementMeshImpl("s:1", "", cpu_devices[1:2])
+  with pytest.raises(mtf.errors.VariableError, match="variable_store=mtf.VariableStore()"):
+    mtf.function({"a": a, "b": b}, [mtf.TensorSpec([BATCH])])(lambda x: mtf.reshard(x, "b"))
+
+
+def test_an_unknown_mesh(cpu_devices):
+  impls = pair("placement", *LAYOUTS[0], cpu_devices, first=4)
+  f = mtf.function(impls, [mtf.TensorSpec([BATCH])])(lambda x: mtf.reshard(x, "c"))
+  with pytest.raises(mtf.errors.GraphError, match="no mesh 'c'; it has 'a', 'b'"):
+    f(np.ones(8))
+  with pytest.raises(mtf.errors.GraphError, match="mesh 'c'; the meshes are 'a', 'b'"):
+    mtf.function(impls, [mtf.TensorSpec([BATCH], mesh="c")])(lambda x: x)
+
+
+def test_no_mesh_at_all():
+  with pytest.raises(mtf.errors.ArgumentError, match="a dict of their names"):
+    mtf.function({}, [mtf.TensorSpec([BATCH])])(lambda x: x)
+
+
+def test_an_operation_on_tensors_of_two_meshes(cpu_devices):
+  impls = pair("placement", *LAYOUTS[0], cpu_devices, first=4)
+  f = mtf.function(impls, [mtf.TensorSpec([BATCH])])(lambda x: x + mtf.reshard(x, "b"))
+  with pytest.raises(mtf.errors.GraphError, match="mtf.reshard"):
+    f(np.ones(8))
+
+
+def test_what_was_not_asked_for(cpu_devices):
+  impls = pair("placement to simd", *LAYOUTS[0], cpu_devices, first=4)
+
+  @tf.function(autograph=False)
+  def f():
+    graph = mtf.Graph()
+    a, b = mtf.Mesh(graph, "a"), mtf.Mesh(graph, "b")
+    x = mtf.reshard(mtf.import_tf_tensor(a, X, [BATCH, IO]), b)
+    y = mtf.exp(x * 2.0)
+    lowering = mtf.Lowering(graph, {a: impls["a"], b: impls["b"]})
+    with pytest.raises(mtf.errors.NotLoweredError, match="wanted"):
+      lowering.export_to_tf_tensor(y.operation.inputs[0])
+    return lowering.export_to_tf_tensor(y)
+
+  np.testing.assert_allclose(f(), np.exp(2 * X), rtol=1e-5)
