@@ -3,8 +3,8 @@
 `plan_transfers` says which block goes from which processor to which, from layouts alone; no
 TensorFlow there. Each element is sent once to the target mesh, to one of the processors whose slice
 has it (the replicas of a slice take turns, as do those of the source), and nothing is sent that the
-target's device holds; inside the target mesh the replicas share what has come. This is the scheme of
-Zhuang et al. (2022, "On Optimizing the Communication of Model Parallelism", arXiv:2211.05322).
+target's device holds; inside the target mesh the replicas share what has come. This is the scheme
+of Zhuang et al. (2022, "On Optimizing the Communication of Model Parallelism", arXiv:2211.05322).
 `reshard` builds the transfers as TensorFlow operations, in the program around both meshes.
 """
 

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
 from typing import Any
 
 from mesh_tensorflow.errors import GraphError
 from mesh_tensorflow.meshes import cross_mesh
 from mesh_tensorflow.meshes.for_operations import LoweringInProgress
 from mesh_tensorflow.meshes.laid_out import LaidOutTensor
-from mesh_tensorflow.program.graph import Mesh, Operation, Tensor, check_one_graph
+from mesh_tensorflow.program.graph import Mesh, Operation, Tensor, check_one_graph, on_mesh
+from mesh_tensorflow.program.operators import provide
 
-__all__ = ["Reshard", "reshard"]
+__all__ = ["Reshard", "reshard", "stage"]
 
 
 class Reshard(Operation):
@@ -23,6 +26,7 @@ class Reshard(Operation):
   """
 
   may_mix_meshes = True
+  is_between_meshes = True
 
   def __init__(self, x: Tensor, mesh: Mesh, name: str | None = None):
     check_one_graph("reshard", x, [mesh])
@@ -64,4 +68,34 @@ def reshard(x: Tensor, mesh: Mesh | str, name: str | None = None) -> Tensor:
   found = x.graph.mesh(mesh) if isinstance(mesh, str) else mesh
   if not isinstance(found, Mesh):
     raise GraphError(f"reshard of {x}: mesh must be an mtf.Mesh or the name of one, got {mesh!r}")
-  return x if x.mesh is found else Reshard(x, found, name).outputs[0]
+  if x.mesh is found:
+    return x
+  known = x.graph.resharded
+  # What was made in a block cannot be used outside.
+  if (x, found) not in known or not known[x, found].usable:
+    known[x, found] = Reshard(x, found, name).outputs[0]
+  return known[x, found]
+
+
+provide(reshard=reshard)
+
+
+@contextlib.contextmanager
+def stage(mesh: Mesh | str) -> Iterator[None]:
+  """Context manager: all operations and variables made in the block are on a mesh.
+
+  Tensors of other meshes that they take are brought there, each once, as by `reshard`; a variable
+  that exists stays where it is. So a model is cut into the stages of a pipeline without a change
+  of its layers:
+
+      for i, layer in enumerate(layers):
+        with mtf.stage(f"stage{i // 4}"):
+          x = layer(x)
+
+  Gradients are computed on the mesh of each operation, wherever they are asked for.
+
+  Args:
+    mesh: a `Mesh` of the graph, or the name of one.
+  """
+  with on_mesh(mesh):
+    yield

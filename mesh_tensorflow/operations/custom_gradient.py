@@ -49,6 +49,13 @@ class CustomGradientOperation(Operation):
     self._forward_operations = list(forward_operations)
     self._made_of = list(fn_outputs)
     self._outputs = [Tensor(self, x.shape, x.dtype, index=i) for i, x in enumerate(fn_outputs)]
+    for x, out in zip(fn_outputs, self._outputs):
+      out.set_mesh(x.mesh)
+
+  @property
+  def lowered_from(self) -> list[Tensor]:
+    """The inputs that the lowering needs: the function's results."""
+    return self._inputs[self._num_inputs :]
 
   def gradient(self, grad_ys: list[Tensor | None]) -> Sequence[Tensor | None]:
     # From self._inputs, which a clone has in a version of its own.

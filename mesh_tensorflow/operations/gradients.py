@@ -10,7 +10,7 @@ from mesh_tensorflow.operations.binary import add
 from mesh_tensorflow.operations.constants import constant
 from mesh_tensorflow.operations.variables import Variable
 from mesh_tensorflow.program import scope
-from mesh_tensorflow.program.graph import Operation, Tensor, needed_operations, usable
+from mesh_tensorflow.program.graph import Operation, Tensor, needed_operations, on_mesh, usable
 
 __all__ = ["gradients"]
 
@@ -45,12 +45,14 @@ def gradients(
     for y in ys:
       if not y.dtype.is_floating:
         raise GradientError(f"gradients: {y} is not floating; give grad_ys, or cast it")
-    grad_ys = [constant(y.mesh, 1.0, shape=y.shape, dtype=y.dtype) for y in ys]
+    with on_mesh(None):
+      grad_ys = [constant(y.mesh, 1.0, shape=y.shape, dtype=y.dtype) for y in ys]
   _check_given(ys, grad_ys)
   found: dict[Tensor, Tensor] = {}
-  for y, g in zip(ys, grad_ys):
-    if g is not None:
-      found[y] = add(found[y], g) if y in found else g
+  with on_mesh(None):
+    for y, g in zip(ys, grad_ys):
+      if g is not None:
+        found[y] = add(found[y], g) if y in found else g
 
   # Gradients are made only on the ways from xs to ys: of the rest nobody asked, and some of it may
   # have none.
@@ -61,7 +63,11 @@ def gradients(
 
   # The names of what is made here, on which random numbers depend, are those of the forward
   # operations, whatever scope is open where gradients are asked for.
-  with scope.outside_all_scopes(), scope.variable_scope(graph.captured_variable_scope):
+  with (
+    scope.outside_all_scopes(),
+    scope.variable_scope(graph.captured_variable_scope),
+    on_mesh(None),
+  ):
     # An operation stands behind those that made its inputs: backwards, every use of an output has
     # added its gradient before the operation itself comes.
     for op in reversed(operations):
@@ -111,6 +117,8 @@ def _accumulate(op: Operation, found: dict[Tensor, Tensor], downstream: set[Tens
   operations[before:] = [
     made for made in operations[before:] if made in needed or isinstance(made, Variable)
   ]
+  for made in operations[before:]:
+    made.is_backward = True
   for x, g in zip(op.inputs, grads):
     if g is None or x not in downstream:
       continue

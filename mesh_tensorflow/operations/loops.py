@@ -89,6 +89,7 @@ class WhileLoopOperation(BlockOperation):
     name: of the operation.
     counts_down: of a backward pass: the first loop variable is the number of iterations of the
       forward pass that are left to go back.
+    schedule: name of the schedule of a loop over microbatches whose body is of several meshes.
   """
 
   def __init__(
@@ -101,6 +102,7 @@ class WhileLoopOperation(BlockOperation):
     name: str = "while_loop",
     *,
     counts_down: bool = False,
+    schedule: str = "1f1b",
   ):
     super().__init__(list(inputs), name=name)
     self.num_variables = len(self._inputs)
@@ -126,6 +128,9 @@ class WhileLoopOperation(BlockOperation):
     for i, x in enumerate(self.body.outputs):
       self._outputs.append(Tensor(self, x.shape, x.dtype, name=f"output:{i}", index=i))
       self._outputs[-1].stack_of = x.stack_of
+      self._outputs[-1].set_mesh(x.mesh)  # Of a pipeline each is on the mesh of its stage.
+    # How its iterations are run if the body is of several meshes, see `meshes.schedules`.
+    self.schedule = schedule
     # Tensors of the body that each iteration saves for the backward pass, if there is one.
     self.saved: tuple[Tensor, ...] = ()
     self.is_differentiated = False
@@ -167,6 +172,11 @@ class WhileLoopOperation(BlockOperation):
         raise DTypeError(
           f"{self.name}: loop variable {i} begins as {x}, but body_fn returned {y} for it; "
           "cast it (mtf.cast)"
+        )
+      if x.mesh is not y.mesh:
+        raise GraphError(
+          f"{self.name}: loop variable {i} begins on {x.mesh!r}, but body_fn returned {y} on "
+          f"{y.mesh!r} for it; bring it back (mtf.reshard)"
         )
     for y in outputs[n:]:
       if y.dtype == tf.bool:

@@ -8,13 +8,15 @@ from collections.abc import Callable
 import tensorflow as tf
 
 from mesh_tensorflow.errors import ArgumentError, GradientError, GraphError, ShapeError
+from mesh_tensorflow.meshes import schedules
 from mesh_tensorflow.operations.binary import add
 from mesh_tensorflow.operations.comparison import less
 from mesh_tensorflow.operations.constants import constant
+from mesh_tensorflow.operations.cross_mesh import reshard
 from mesh_tensorflow.operations.elementwise import cast_before_sum
 from mesh_tensorflow.operations.gradients import gradients
 from mesh_tensorflow.operations.indexing import GatherOperation, ScatterAddOperation
-from mesh_tensorflow.operations.loops import while_loop
+from mesh_tensorflow.operations.loops import WhileLoopOperation
 from mesh_tensorflow.operations.reshape import replace_dimensions
 from mesh_tensorflow.program.dimensions import (
   Dimension,
@@ -34,6 +36,7 @@ def serialize_training_step(
   model_fn: Callable[[dict[str, Tensor]], dict[str, Tensor]],
   batch_dim: DimensionLike,
   num_splits: int,
+  schedule: str = "1f1b",
 ) -> tuple[list[Tensor], dict[str, Tensor]]:
   """Computes gradients in a loop over parts of the batch, to use less memory.
 
@@ -46,6 +49,8 @@ def serialize_training_step(
       `Tensor`s, among them the scalar "loss".
     batch_dim: the batch dimension.
     num_splits: the number of microbatches; it must divide the batch.
+    schedule: if the model is on several meshes (`mtf.stage`, `mtf.reshard`) its microbatches go
+      through them as through a pipeline, by this schedule: "gpipe", "1f1b" or "zero_bubble".
 
   Returns:
     The gradients of the loss for `graph.trainable_variables`, and the outputs. Outputs
@@ -54,8 +59,10 @@ def serialize_training_step(
 
   Raises:
     ShapeError: `num_splits` does not divide the batch.
+    ArgumentError: there is no such schedule.
     GradientError: the loss does not depend on a trainable variable.
   """
+  schedules.check_schedule(schedule, "serialize_training_step")
   batch_dim = convert_to_dimension(batch_dim)
   if not features:
     raise GraphError("serialize_training_step needs at least one feature")
@@ -82,7 +89,9 @@ def serialize_training_step(
   def body_fn(i: Tensor) -> list[Tensor]:
     outputs = model_fn(
       {
-        k: GatherOperation(x, i, microbatch, in_range=True, name="microbatch").outputs[0]
+        k: GatherOperation(
+          x, reshard(i, x.mesh), microbatch, in_range=True, name="microbatch"
+        ).outputs[0]
         for k, x in cut.items()
       }
     )
@@ -103,9 +112,14 @@ def serialize_training_step(
     return [add(i, 1), *grads, *parts]
 
   start = constant(mesh, 0, shape=[], dtype=tf.int32)
-  results = while_loop(
-    cond_fn, body_fn, [start], has_accumulators=True, maximum_iterations=num_splits
-  )[1:]
+  results = WhileLoopOperation(
+    cond_fn,
+    body_fn,
+    [start],
+    {"maximum_iterations": num_splits},
+    has_accumulators=True,
+    schedule=schedule,
+  ).outputs[1:]
   n = len(results) - len(output_keys)
   outputs = {
     k: replace_dimensions(x, [smaller, microbatch], batch_dim) if microbatch in x.shape else x
@@ -138,4 +152,4 @@ def _scatter_microbatch(x: Tensor, i: Tensor, smaller: Dimension, microbatch: Di
   if smaller not in x.shape:
     return x
   shape = replace_dimensions(x.shape, smaller, [smaller, microbatch])
-  return ScatterAddOperation(x, i, shape, microbatch, in_range=True).outputs[0]
+  return ScatterAddOperation(x, reshard(i, x.mesh), shape, microbatch, in_range=True).outputs[0]

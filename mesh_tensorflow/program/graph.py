@@ -100,6 +100,33 @@ def unwatched() -> contextlib.AbstractContextManager[None]:
   return watched(None)
 
 
+class _Stage(threading.local):
+  """The mesh of all operations that this thread creates; see `on_mesh`.
+
+  Attributes:
+    mesh: the mesh, or its name; None: each operation is on its own.
+  """
+
+  mesh: Mesh | str | None = None
+
+
+_STAGE = _Stage()
+
+
+@contextlib.contextmanager
+def on_mesh(mesh: Mesh | str | None) -> Iterator[None]:
+  """Context manager: operations that this thread creates are on a mesh; see `mtf.stage`.
+
+  Args:
+    mesh: a `Mesh`, or the name of one of the graph; None: that of the inputs of each.
+  """
+  outer, _STAGE.mesh = _STAGE.mesh, mesh
+  try:
+    yield
+  finally:
+    _STAGE.mesh = outer
+
+
 class OperationType(type):
   """Enters an operation into its graph once its constructor has succeeded."""
 
@@ -174,6 +201,8 @@ class Graph:
     self.name_to_variable: dict[str, Any] = {}
     # The first of each name.
     self._meshes: dict[str, Mesh] = {}
+    # What a tensor is on another mesh, for stages that use it several times.
+    self.resharded: dict[tuple[Tensor, Mesh], Tensor] = {}
     self.root_scope = scope.VariableScope("")
     self.captured_variable_scope = scope.get_variable_scope()
     self.tf_scopes = ScopesOfVariables()
@@ -414,6 +443,14 @@ class Tensor(Operators, SymbolicTensor):
     """The `Mesh` on which it lives."""
     return self._mesh
 
+  def set_mesh(self, mesh: Mesh) -> None:
+    """Puts an output of an operation of several meshes on one of them.
+
+    Args:
+      mesh: a `Mesh` of the graph.
+    """
+    self._mesh = mesh
+
   @property
   def graph(self) -> Graph:
     """The `Graph` to which it belongs."""
@@ -477,6 +514,10 @@ class Operation(Splittable, GraphMember, metaclass=OperationType):
   is_external = False
   # Whether inputs may be on other meshes than the operation is.
   may_mix_meshes = False
+  # Whether `mtf.gradients` made it.
+  is_backward = False
+  # Whether it takes its input from one mesh to another.
+  is_between_meshes = False
   # Whether it needs of its inputs only the shards in which variables of their shapes are stored.
   reads_shards = False
 
@@ -496,6 +537,8 @@ class Operation(Splittable, GraphMember, metaclass=OperationType):
       raise ArgumentError(f"operation {name!r}: mesh must be an mtf.Mesh, got {mesh}; write x.mesh")
     if name is None:
       raise ArgumentError(f"{type(self).__name__} of {list(inputs)} needs a name")
+    if _STAGE.mesh is not None and not self.is_between_meshes:
+      mesh, inputs = self._on_stage(_STAGE.mesh, mesh, inputs)
     for x in inputs:
       if not isinstance(x, Tensor):
         check_tensors(f"operation {name!r}", inputs)
@@ -520,6 +563,18 @@ class Operation(Splittable, GraphMember, metaclass=OperationType):
     self._splittable_dims, self._unsplittable_dims = (
       self._initialize_splittable_and_unsplittable_dims("splittable")
     )
+
+  def _on_stage(
+    self, stage: Mesh | str, mesh: Mesh, inputs: list[Tensor]
+  ) -> tuple[Mesh, list[Tensor]]:
+    """The mesh of an open `mtf.stage`, and the inputs brought there."""
+    found = mesh.graph.mesh(stage) if isinstance(stage, str) else stage
+    if found.graph is not mesh.graph:
+      return mesh, inputs
+    if self.may_mix_meshes:
+      return found, inputs
+    bring = provided("reshard")
+    return found, [bring(x, found) if isinstance(x, Tensor) else x for x in inputs]
 
   @property
   def graph(self) -> Graph:

@@ -48,7 +48,8 @@ from mesh_tensorflow.program.graph import (
   read_in_shards,
   reads,
 )
-from mesh_tensorflow.running.segments import lower_segments, segments_of
+from mesh_tensorflow.running.pipeline import lower_pipeline
+from mesh_tensorflow.running.segments import SegmentsLowering, segments_of
 
 _LOG = logging.getLogger("mesh_tensorflow")
 
@@ -310,15 +311,24 @@ class Lowering:
       self.run_numbers[impl], self.run_counters[impl] = LaidOutTensor(numbers), made[0]
       self._seed = numbers[0]
     of_graph = seed if isinstance(seed, Tensor) else None
-    lower_segments(self, segments_of(operations, self.mesh_impl, wanted, of_graph))
+    order = segments_of(operations, self.mesh_impl, wanted, of_graph)
+    SegmentsLowering(self, lower_pipeline).run(order)
 
-  def of_segment(self, tensors: dict[Tensor, Any]) -> Lowering:
+  @property
+  def has_seed(self) -> bool:
+    """True if random operations draw from a seed that was given, not from that of the graph."""
+    return self._seed is not None
+
+  def of_segment(
+    self, tensors: dict[Tensor, Any], loop_key: LaidOutTensor | None = None
+  ) -> Lowering:
     """A lowering for a segment, which sees the given tensors only, and keeps its own.
 
     Args:
       tensors: laid out in the program that lowers the segment.
+      loop_key: see `child`.
     """
-    result = self.child()
+    result = self.child(loop_key)
     result.tensors, result._base_keys, result.scalar_summaries = tensors, {}, []
     return result
 

@@ -6,6 +6,9 @@ of one level do not depend on each other, and operations join the earliest that 
 forward pass of a model whose layers are on two meshes is a segment on each, and its backward pass
 is part of the second one and another one on the first.
 
+Between segments are `Reshard`s, and loops over microbatches whose body is of several meshes: those
+are pipelines (see `pipeline`), and divide their body into segments likewise.
+
 Around the segments a tensor is the list of the slices of all processors of its mesh. A segment on a
 placement mesh is lowered there; on a SIMD mesh it is a per-device program, traced once.
 """
@@ -14,20 +17,22 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
 import tensorflow as tf
 
 from mesh_tensorflow.errors import UnsupportedError
 from mesh_tensorflow.meshes import cross_mesh
-from mesh_tensorflow.meshes.laid_out import LaidOutTensor
+from mesh_tensorflow.meshes.laid_out import LaidOutTensor, LazyAllreduceSum
 from mesh_tensorflow.meshes.mesh_impl import MeshImpl
 from mesh_tensorflow.operations.cross_mesh import Reshard
+from mesh_tensorflow.operations.custom_gradient import CustomGradientOperation
+from mesh_tensorflow.operations.loops import WhileLoopOperation
 from mesh_tensorflow.operations.variables import Depend, ReadVariable, Variable
 from mesh_tensorflow.program.graph import Operation, Tensor, reads
 
 
-@dataclasses.dataclass
+@dataclasses.dataclass(eq=False)
 class Segment:
   """Operations of one mesh that run without waiting for another mesh in between.
 
@@ -48,6 +53,23 @@ class Segment:
   after: list[Segment] = dataclasses.field(default_factory=list)
 
 
+ImplOf: TypeAlias = Callable[[Any], MeshImpl]
+# What runs one after the other: segments, and operations between them.
+Order: TypeAlias = Sequence["Segment | Operation"]
+
+
+def is_pipeline(op: Operation, impl_of: ImplOf) -> bool:
+  """True if an operation is a loop whose body is of several meshes.
+
+  Args:
+    op: an operation.
+    impl_of: returns the mesh implementation of an operation or a tensor.
+  """
+  if not isinstance(op, WhileLoopOperation):
+    return False
+  return len({impl_of(inner) for inner in op.body.operations}) > 1
+
+
 def touched(op: Operation) -> Iterable[Operation]:
   """The variables that an operation reads or changes, those in its blocks too."""
   if isinstance(op, Variable):
@@ -59,45 +81,77 @@ def touched(op: Operation) -> Iterable[Operation]:
     yield from touched(inner)
 
 
+def changed(op: Operation) -> Iterable[Operation]:
+  """The variables that an operation changes, those in its blocks too."""
+  yield from getattr(op, "variables", ())
+  for inner in getattr(op, "inner_operations", ()):
+    yield from changed(inner)
+
+
+def read_by(op: Operation, seed: Tensor | None) -> list[Tensor]:
+  """The tensors that the lowering of an operation reads.
+
+  Args:
+    op: the operation.
+    seed: what random operations read, besides their inputs.
+  """
+  found = op.lowered_from if isinstance(op, CustomGradientOperation) else reads(op)
+  draws = seed is not None and getattr(op, "draws_random_numbers", False)
+  return [*found, seed] if seed is not None and draws else found
+
+
 def segments_of(
   operations: Sequence[Operation],
-  impl_of: Callable[[Any], MeshImpl],
+  impl_of: ImplOf,
   wanted: Iterable[Tensor],
   seed: Tensor | None = None,
-) -> list[Segment | Reshard]:
+) -> list[Segment | Operation]:
   """Divides operations into segments, in an order in which they can run.
 
   Args:
-    operations: of a graph, in order.
+    operations: in order; what they read and do not make is there before.
     impl_of: returns the mesh implementation of an operation or a tensor.
     wanted: tensors that are asked for in the end.
     seed: what random operations read, besides their inputs.
 
   Returns:
-    The segments, and the operations between them that go from mesh to mesh.
+    The segments, and the operations between them: `Reshard`s from mesh to mesh, and pipelines.
 
   Raises:
     UnsupportedError: a block of operations, a loop's body say, is of several meshes.
   """
   levels: dict[Operation, int] = {}
-  # Of each variable the level of the last operation that had to do with it, and of the first change.
+  # Of each variable the level of the last operation that had to do with it.
   last: dict[Operation, int] = {}
-  changed: dict[Operation, int] = {}
+  # And that of its first change.
+  first_change: dict[Operation, int] = {}
   found: dict[tuple[int, int], Segment] = {}
-  crossings: dict[int, list[Reshard]] = {}
+  between: dict[int, list[Operation]] = {}
   segment_of: dict[Operation, Segment] = {}
+
+  def ready(x: Tensor, impl: MeshImpl) -> int:
+    """The first level at which an operation of a mesh can read x."""
+    if x.operation not in levels:
+      return 0
+    is_from_afar = x.operation not in segment_of or impl_of(x) is not impl
+    return levels[x.operation] + is_from_afar
+
   for op in operations:
     impl = impl_of(op)
+    level = max([ready(x, impl) for x in read_by(op, seed)], default=0)
+    variables = list(touched(op))
+    level = max([level, *(last.get(v, 0) for v in variables)])
     if isinstance(op, Reshard) and impl_of(op.inputs[0]) is not impl:
-      levels[op] = levels[op.inputs[0].operation]
-      crossings.setdefault(levels[op], []).append(op)
+      # It goes with the segment before it.
+      levels[op] = levels.get(op.inputs[0].operation, 0)
+      between.setdefault(levels[op], []).append(op)
+      continue
+    if is_pipeline(op, impl_of):
+      levels[op] = level
+      between.setdefault(level, []).append(op)
       continue
     _check_one_mesh(op, impl, impl_of)
-    level, waits = 0, []
-    for x in _read(op, seed):
-      before = levels[x.operation]
-      is_from_afar = isinstance(x.operation, Reshard) and x.operation not in segment_of
-      level = max(level, before + (is_from_afar or impl_of(x) is not impl))
+    waits = []
     for d in op.dependencies if isinstance(op, Depend) else ():
       other = d.operation if isinstance(d, Tensor) else d
       if other in segment_of and segment_of[other].impl is not impl:
@@ -105,55 +159,42 @@ def segments_of(
         level = max(level, levels[other] + 1)
       else:
         level = max(level, levels.get(other, 0))
-    variables = list(touched(op))
-    level = max([level, *(last.get(v, 0) for v in variables)])
     last.update(dict.fromkeys(variables, level))
-    for v in _changed_by(op):
-      changed.setdefault(v, level)
+    for v in changed(op):
+      first_change.setdefault(v, level)
     segment = found.setdefault((id(impl), level), Segment(impl, level))
     segment.operations.append(op)
     segment.after += [s for s in waits if s not in segment.after]
     levels[op], segment_of[op] = level, segment
-  order: list[Segment | Reshard] = []
-  for level in sorted({s.level for s in found.values()} | set(crossings)):
+  order: list[Segment | Operation] = []
+  for level in sorted({s.level for s in found.values()} | set(between)):
     order += [s for s in found.values() if s.level == level]
-    order += crossings.get(level, [])
-  _read_again(order, changed, seed)
-  _connect(order, segment_of, wanted, seed)
+    order += between.get(level, [])
+  for s in order:
+    if isinstance(s, Segment):
+      read_again(s, lambda v, s=s: s.level <= first_change.get(v, s.level), seed)
+  connect(order, wanted, seed)
   return order
 
 
-def _changed_by(op: Operation) -> Iterable[Operation]:
-  """The variables that an operation changes, those in its blocks too."""
-  yield from getattr(op, "variables", ())
-  for inner in getattr(op, "inner_operations", ()):
-    yield from _changed_by(inner)
+def read_again(segment: Segment, may: Callable[[Variable], bool], seed: Tensor | None) -> None:
+  """Has a segment read the variables that it uses by itself.
+
+  Args:
+    segment: the segment.
+    may: whether a variable has its value still.
+    seed: see `read_by`.
+  """
+  own = set(segment.operations)
+  used = dict.fromkeys(x.operation for op in segment.operations for x in read_by(op, seed))
+  variables = [v for v in used if isinstance(v, Variable) and v not in own and may(v)]
+  segment.operations[:0] = variables
 
 
-def _read_again(
-  order: Sequence[Segment | Reshard], changed: dict[Operation, int], seed: Tensor | None
-) -> None:
-  """Has each segment read the variables that it uses by itself, unless they have changed."""
-  for s in order:
-    if isinstance(s, Segment):
-      own = set(s.operations)
-      used = dict.fromkeys(x.operation for op in s.operations for x in _read(op, seed))
-      s.operations[:0] = [
-        v
-        for v in used
-        if isinstance(v, Variable) and v not in own and s.level <= changed.get(v, s.level)
-      ]
-
-
-def _read(op: Operation, seed: Tensor | None) -> list[Tensor]:
-  draws = seed is not None and getattr(op, "draws_random_numbers", False)
-  return [*reads(op), seed] if seed is not None and draws else reads(op)
-
-
-def _check_one_mesh(op: Operation, impl: MeshImpl, impl_of: Callable[[Any], MeshImpl]) -> None:
+def _check_one_mesh(op: Operation, impl: MeshImpl, impl_of: ImplOf) -> None:
   """Raises `UnsupportedError` if an operation, or one in its blocks, is of several meshes."""
   inside = [x for inner in getattr(op, "inner_operations", ()) for x in (*inner.inputs, inner)]
-  for x in (*op.inputs, *getattr(op, "variables", ()), *inside):
+  for x in (*read_by(op, None), *getattr(op, "variables", ()), *inside):
     if impl_of(x) is not impl:
       raise UnsupportedError(
         f"{type(op).__name__} {op.name} on {op.mesh!r} has to do with {x.name} on {x.mesh!r}: an "
@@ -162,78 +203,147 @@ def _check_one_mesh(op: Operation, impl: MeshImpl, impl_of: Callable[[Any], Mesh
       )
 
 
-def _connect(
-  order: Sequence[Segment | Reshard],
-  segment_of: dict[Operation, Segment],
-  wanted: Iterable[Tensor],
-  seed: Tensor | None,
-) -> None:
-  """Sets the inputs and outputs of segments."""
+def connect(order: Order, wanted: Iterable[Tensor], seed: Tensor | None) -> None:
+  """Sets the inputs and outputs of segments.
+
+  Args:
+    order: the segments, and the operations between them.
+    wanted: tensors that are asked for in the end.
+    seed: see `read_by`.
+  """
   needed = dict.fromkeys(wanted)
+  made: dict[Operation, Segment] = {}
   for s in order:
-    if isinstance(s, Reshard):
-      needed[s.inputs[0]] = None
-      continue
-    own = set(s.operations)
-    inputs = dict.fromkeys(x for op in s.operations for x in _read(op, seed))
-    s.inputs = [x for x in inputs if x.operation not in own]
-    needed.update(dict.fromkeys(s.inputs))
-  for x in needed:
-    segment = segment_of.get(x.operation)
-    if segment is not None:
-      segment.outputs.append(x)
+    if isinstance(s, Segment):
+      own = set(s.operations)
+      inputs = dict.fromkeys(x for op in s.operations for x in read_by(op, seed))
+      s.inputs = [x for x in inputs if x.operation not in own]
+      needed.update(dict.fromkeys(s.inputs))
+      for op in s.operations:
+        made.setdefault(op, s)  # A variable that several read: the first.
+    else:
+      needed.update(dict.fromkeys(_read_between(s, seed)))
+  for s in order:
+    if isinstance(s, Segment):
+      s.outputs = [x for x in needed if made.get(x.operation) is s]
 
 
-def lower_segments(lowering: Any, order: Sequence[Segment | Reshard]) -> None:
+def _read_between(op: Operation, seed: Tensor | None) -> list[Tensor]:
+  """What an operation between segments reads: a pipeline's segments read variables themselves."""
+  found = read_by(op, seed)
+  if not isinstance(op, WhileLoopOperation):
+    return found
+  moved = {x for inner in op.body.operations if isinstance(inner, Reshard) for x in inner.inputs}
+  return [x for x in found if x in moved or not isinstance(x.operation, Variable)]
+
+
+class Around:
+  """A mesh as a pending sum sees it that is executed in the program around the mesh's own.
+
+  Args:
+    impl: the mesh implementation.
+  """
+
+  def __init__(self, impl: MeshImpl):
+    self._impl = impl
+
+  def allreduce(self, x: Any, mesh_axes: Sequence[int], reduction_fn_string: str) -> LaidOutTensor:
+    """As `MeshImpl.allreduce`, of the slices of all processors."""
+    impl, slices = self._impl, x.tensor_list
+
+    def program() -> list[Any]:
+      total = impl.allreduce(impl.in_program(slices), mesh_axes, reduction_fn_string)
+      return total.tensor_list
+
+    return LaidOutTensor([t for r in impl.run_per_device(program) for t in r])
+
+  def __getattr__(self, name: str) -> Any:
+    raise UnsupportedError(f"{name} of a sum around the programs of mesh {self._impl.shape}")
+
+
+def in_program(impl: MeshImpl, value: Any) -> Any:
+  """What is laid out around the programs of a mesh, in the one that runs; sums stay pending."""
+  if isinstance(value, LazyAllreduceSum) and not value.is_reduced:
+    parts = impl.in_program(value.laid_out_input.tensor_list)
+    return LazyAllreduceSum(impl, parts, value.mesh_axes, add_counter_fn=value.add_counter_fn)
+  return impl.in_program(value.tensor_list)
+
+
+class SegmentsLowering:
   """Lowers segments, each on its mesh; `lowering.tensors` gets the slices of their outputs.
 
   Args:
     lowering: a `Lowering`, called in the program around the meshes.
-    order: what `segments_of` returned.
+    lower_pipeline: lowers a pipeline, likewise.
   """
-  seed, seeds = lowering.graph.random_seed, dict[MeshImpl, LaidOutTensor]()
-  done: dict[int, list[tf.Tensor]] = {}  # By the id of a segment: what comes after waits for it.
-  for s in order:
-    if isinstance(s, Reshard):
-      lowering.lower_operations([s])
-      continue
-    given = {}
-    for x in s.inputs:
-      slices = lowering.tensors[x]
-      if x is seed and lowering.mesh_impl(x) is not s.impl:
-        if s.impl not in seeds:
-          source = lowering.mesh_impl(x)
-          moved = cross_mesh.reshard(source, s.impl, x.shape, slices.tensor_list)
-          seeds[s.impl] = LaidOutTensor(moved)
-        slices = seeds[s.impl]
-      given[x] = slices.tensor_list
-    with tf.control_dependencies([t for before in s.after for t in done[id(before)]]):
-      done[id(s)] = _lower_segment(lowering, s, given)
 
+  def __init__(self, lowering: Any, lower_pipeline: Callable[[SegmentsLowering, Any], None]):
+    self.lowering = lowering
+    self._lower_pipeline = lower_pipeline
+    self._seeds: dict[MeshImpl, LaidOutTensor] = {}
+    # Of each segment: what comes after waits for it.
+    self._done: dict[Segment, list[tf.Tensor]] = {}
 
-def _lower_segment(
-  lowering: Any, segment: Segment, given: dict[Tensor, list[Any]]
-) -> list[tf.Tensor]:
-  """Lowers a segment; returns tensors that are there when it has run."""
-  impl = segment.impl
-  names: list[str] = []
+  @property
+  def seed(self) -> Tensor | None:
+    """The tensor that random operations read, if there is one."""
+    seed = self.lowering.graph.random_seed if not self.lowering.has_seed else None
+    return seed if isinstance(seed, Tensor) else None
 
-  def program() -> Any:
-    own = lowering.of_segment({x: impl.in_program(slices) for x, slices in given.items()})
-    own.lower_operations(segment.operations)
-    names[:] = [name for name, _ in own.scalar_summaries]
-    outputs = [own.tensors[x].to_laid_out_tensor().tensor_list for x in segment.outputs]
-    return outputs, [value for _, value in own.scalar_summaries], tf.constant(0)
+  def value(self, x: Tensor, impl: MeshImpl) -> Any:
+    """A tensor, laid out on a mesh that reads it; the seed is brought to each.
 
-  per_processor = impl.run_per_device(program)
-  for i, x in enumerate(segment.outputs):
-    lowering.tensors[x] = LaidOutTensor([t for r in per_processor for t in r[0][i]])
-  lowering.scalar_summaries += zip(names, per_processor[0][1])
-  done = [r[2] for r in per_processor]
-  if not tf.executing_eagerly():
-    with tf.control_dependencies(done):
-      finished = tf.no_op()
-    for op in segment.operations:
-      if op in lowering.operations:
-        lowering.operations[op] = finished
-  return done
+    Args:
+      x: a tensor that is lowered.
+      impl: the mesh implementation.
+    """
+    found = self.lowering.tensors[x]
+    source = self.lowering.mesh_impl(x)
+    if x is not self.seed or source is impl:
+      return found
+    if impl not in self._seeds:
+      moved = cross_mesh.reshard(source, impl, x.shape, found.tensor_list)
+      self._seeds[impl] = LaidOutTensor(moved)
+    return self._seeds[impl]
+
+  def run(self, order: Order) -> None:
+    """Lowers everything in an order that `segments_of` returned."""
+    lowering = self.lowering
+    for s in order:
+      if isinstance(s, Segment):
+        with tf.control_dependencies([t for before in s.after for t in self._done[before]]):
+          self._done[s] = self._run_segment(s)
+      elif isinstance(s, Reshard):
+        lowering.lower_operations([s])
+      else:
+        self._lower_pipeline(self, s)
+
+  def _run_segment(self, segment: Segment) -> list[tf.Tensor]:
+    lowering, impl = self.lowering, segment.impl
+    given = {x: self.value(x, impl) for x in segment.inputs}
+    names: list[str] = []
+
+    def program() -> Any:
+      own = lowering.of_segment({x: in_program(impl, value) for x, value in given.items()})
+      own.lower_operations(segment.operations)
+      names[:] = [name for name, _ in own.scalar_summaries]
+      outputs = [own.tensors[x].to_laid_out_tensor().tensor_list for x in segment.outputs]
+      assigned = [own.operations[op] for op in segment.operations if op in own.operations]
+      if tf.executing_eagerly():
+        assigned = []
+      with tf.control_dependencies([*(t for slices in outputs for t in slices), *assigned]):
+        has_run = tf.identity(0)
+      return outputs, [value for _, value in own.scalar_summaries], has_run
+
+    per_processor = impl.run_per_device(program)
+    for i, x in enumerate(segment.outputs):
+      lowering.tensors[x] = LaidOutTensor([t for r in per_processor for t in r[0][i]])
+    lowering.scalar_summaries += zip(names, per_processor[0][1])
+    done = [r[2] for r in per_processor]
+    if not tf.executing_eagerly():
+      with tf.control_dependencies(done):
+        finished = tf.no_op()
+      for op in segment.operations:
+        if op in lowering.operations:
+          lowering.operations[op] = finished
+    return done

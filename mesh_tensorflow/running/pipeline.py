@@ -1,0 +1,355 @@
+"""Pipelines: a loop over microbatches whose body is of several meshes.
+
+The body is divided into segments (see `segments`): the forward pass of each stage, its backward
+pass. Each becomes a TensorFlow function, traced once, and is called for each microbatch in the
+order that the table of a schedule says (`meshes.schedules`). On a mesh one call waits for the
+other; from mesh to mesh there is only the flow of data, so that meshes work side by side. What the
+body adds up, gradients of weights say, is added up where it is made, and exchanged once, after the
+last microbatch.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from mesh_tensorflow.errors import UnsupportedError
+from mesh_tensorflow.meshes import cross_mesh, schedules
+from mesh_tensorflow.meshes.laid_out import LaidOutTensor, LazyAllreduceSum
+from mesh_tensorflow.operations.cross_mesh import Reshard
+from mesh_tensorflow.operations.loops import WhileLoopOperation
+from mesh_tensorflow.operations.variables import Variable
+from mesh_tensorflow.program.graph import Operation, Tensor, needed_operations
+from mesh_tensorflow.running.segments import (
+  Around,
+  ImplOf,
+  Segment,
+  SegmentsLowering,
+  changed,
+  connect,
+  in_program,
+  read_again,
+  segments_of,
+)
+
+
+@dataclasses.dataclass
+class Stages:
+  """The body of a pipeline, divided.
+
+  Attributes:
+    once: `Reshard`s of what is the same for all microbatches, weights say; they run before these.
+    counters: `Reshard`s of the number of the microbatch.
+    order: the segments, and the `Reshard`s between them.
+    sums: for each output of the body but the first the tensor that is added up in its place: what a
+      `Reshard` brings from mesh to mesh is added up before.
+    tasks: for each segment its `schedules.Task`.
+  """
+
+  once: list[Reshard]
+  counters: list[Reshard]
+  order: list[Segment | Operation]
+  sums: list[Tensor]
+  tasks: list[schedules.Task]
+
+  @property
+  def segments(self) -> list[Segment]:
+    """The segments, in order."""
+    return [s for s in self.order if isinstance(s, Segment)]
+
+
+def divided(loop: WhileLoopOperation, impl_of: ImplOf, seed: Tensor | None) -> Stages:
+  """Divides the body of a pipeline into segments, and those into tasks.
+
+  Args:
+    loop: the loop.
+    impl_of: returns the mesh implementation of an operation or a tensor.
+    seed: what random operations read, besides their inputs.
+
+  Raises:
+    UnsupportedError: the loop is not one over microbatches, or its body changes variables.
+  """
+  body = loop.body
+  what = f"{type(loop).__name__} {loop.name}: its body is of several meshes"
+  if loop.num_variables != 1 or not isinstance(loop.maximum_iterations, int):
+    raise UnsupportedError(
+      f"{what}; only a loop over microbatches can be, that of mtf.serialize_training_step"
+    )
+  if loop.is_differentiated:
+    raise UnsupportedError(
+      f"{what}, and it has a gradient; mtf.serialize_training_step returns those of its loop"
+    )
+  for op in body.operations:
+    for v in changed(op):
+      raise UnsupportedError(f"{what}, and {op.name} in it changes {v.name}; assign after it")
+  number = body.placeholders[0]
+  outputs = [
+    y.operation.inputs[0]
+    if isinstance(y.operation, Reshard) and y.operation in body.operations
+    else y
+    for y in body.outputs[1:]
+  ]
+  needed = needed_operations(body.operations, outputs)
+  made = {x for op in body.operations for x in op.outputs}
+  once: list[Reshard] = []
+  counters: list[Reshard] = []
+  inner: list[Operation] = []
+  for op in body.operations:
+    if op not in needed:
+      continue
+    if isinstance(op, Reshard) and op.inputs[0] is number:
+      counters.append(op)
+    elif isinstance(op, Reshard) and op.inputs[0] not in made:
+      once.append(op)
+    else:
+      inner.append(op)
+  order = segments_of(inner, impl_of, outputs, seed)
+  for s in order:
+    if isinstance(s, Segment):
+      read_again(s, lambda v: True, seed)
+    elif not isinstance(s, Reshard):
+      raise UnsupportedError(f"{what}, and so is that of {s.name} in it")
+  if loop.schedule == "zero_bubble":
+    order = [part for s in order for part in _split(s, order)]
+  connect(order, outputs, seed)
+  return Stages(once, counters, order, outputs, _tasks(order, impl_of))
+
+
+def _split(s: Segment | Operation, order: Sequence[Segment | Operation]) -> list[Any]:
+  """Divides a backward segment into what other meshes wait for, and the rest."""
+  if not isinstance(s, Segment):
+    return [s]
+  crossing = {x for r in order if isinstance(r, Reshard) for x in r.inputs}
+  own = {x for op in s.operations for x in op.outputs}
+  later = {
+    x for other in order if isinstance(other, Segment) and other is not s for x in other.inputs
+  }
+  wanted = [x for x in own if x in crossing or x in later]
+  first = needed_operations(s.operations, wanted)
+  # The forward pass of the last stage, too.
+  first |= {op for op in s.operations if not op.is_backward}
+  rest = [op for op in s.operations if op not in first]
+  if not wanted or not rest or not any(op.is_backward for op in first):
+    return [s]
+  weights = Segment(s.impl, s.level, rest)
+  s.operations = [op for op in s.operations if op in first]
+  read_again(weights, lambda v: True, None)
+  return [s, weights]
+
+
+def _tasks(order: Sequence[Segment | Operation], impl_of: ImplOf) -> list[schedules.Task]:
+  impls: dict[Any, int] = {}
+  segments = [s for s in order if isinstance(s, Segment)]
+  maker = {x: i for i, s in enumerate(segments) for x in s.outputs}
+  source = {r.outputs[0]: r.inputs[0] for r in order if isinstance(r, Reshard)}
+  tasks: list[schedules.Task] = []
+  for s in segments:
+    before = {maker[source.get(x, x)] for x in s.inputs if source.get(x, x) in maker}
+    work = [op for op in s.operations if not isinstance(op, Variable)]
+    backward, forward = (
+      any(op.is_backward for op in work),
+      any(not op.is_backward for op in work),
+    )
+    kind = "FB" if backward and forward else "B" if backward else "F"
+    if kind == "B" and any(
+      segments[i].impl is s.impl and segments[i].level == s.level for i in before
+    ):
+      kind = "W"
+    mesh = impls.setdefault(s.impl, len(impls))
+    seconds = {"F": 1.0, "B": 2.0, "FB": 3.0, "W": 1.0}[kind]
+    tasks.append(schedules.Task(mesh, kind, tuple(sorted(before)), seconds))
+  split = {t.mesh for t in tasks if t.kind == "W"}
+  return [
+    dataclasses.replace(t, seconds=t.seconds - 1.0) if t.mesh in split and "B" in t.kind else t
+    for t in tasks
+  ]
+
+
+def lower_pipeline(running: SegmentsLowering, loop: WhileLoopOperation) -> None:
+  """Lowers a pipeline in the program around its meshes.
+
+  Args:
+    running: lowers what is around the pipeline.
+    loop: the loop over microbatches.
+  """
+  _LoweredPipeline(running, loop).run()
+
+
+class _LoweredPipeline:
+  """One lowering of a pipeline."""
+
+  def __init__(self, running: SegmentsLowering, loop: WhileLoopOperation):
+    self.running, self.loop, self.lowering = running, loop, running.lowering
+    self.impl_of: ImplOf = self.lowering.mesh_impl
+    self.stages = divided(loop, self.impl_of, running.seed)
+    self.table = schedules.table(self.stages.tasks, loop.maximum_iterations, loop.schedule)
+    self.made = {x for s in self.stages.order for x in _outputs(s)}
+    self.functions = [_Stage(self, s) for s in self.stages.segments]
+    self.crossings: dict[Segment | None, list[Reshard]] = {}
+    maker = {x: s for s in self.stages.segments for x in s.outputs}
+    for r in self.stages.order:
+      if isinstance(r, Reshard):
+        self.crossings.setdefault(maker.get(r.inputs[0]), []).append(r)
+
+  def run(self) -> None:
+    lowering, loop = self.lowering, self.loop
+    # A pending sum from outside is executed once.
+    for x in loop.captured:
+      if x in lowering.tensors:
+        lowering.tensors[x].to_laid_out_tensor()
+    lowering.lower_operations(self.stages.once)
+    values: list[dict[Tensor, list[Any]]] = [{} for _ in range(loop.maximum_iterations)]
+    sums: dict[Tensor, list[Any]] = {}
+    wanted = set(self.stages.sums)
+    reads = {x: 0 for x in self.made}
+    for s in self.stages.order:
+      for x in s.inputs:
+        if x in reads:
+          reads[x] += 1
+    left = [dict(reads) for _ in values]
+    before: dict[int, list[tf.Tensor]] = {}
+    for mesh, action in self.table.in_order:
+      m, stage = action.microbatch, self.functions[action.task]
+      with tf.control_dependencies(before.get(mesh, [])):
+        outputs, done = stage(m, values[m])
+      before[mesh] = done
+      for x, slices in outputs.items():
+        if x in wanted:
+          sums[x] = slices if x not in sums else _added(stage.impl, sums[x], slices)
+      values[m].update(outputs)
+      for r in self.crossings.get(stage.segment, ()):
+        source, target = self.impl_of(r.inputs[0]), self.impl_of(r)
+        values[m][r.outputs[0]] = cross_mesh.reshard(
+          source, target, r.inputs[0].shape, values[m][r.inputs[0]]
+        )
+        left[m][r.inputs[0]] -= 1
+      # What nobody reads any more is let go, so that it can be freed.
+      for x in stage.segment.inputs:
+        if x in left[m]:
+          left[m][x] -= 1
+      values[m] = {x: v for x, v in values[m].items() if left[m][x] > 0}
+    self._set_outputs(sums)
+
+  def _set_outputs(self, sums: dict[Tensor, list[Any]]) -> None:
+    lowering, loop = self.lowering, self.loop
+    impl = self.impl_of(loop.outputs[0])
+    count = tf.constant(loop.maximum_iterations)
+    lowering.set_tensor_lowering(loop.outputs[0], LaidOutTensor([count] * impl.size))
+    axes = {x: a for f in self.functions for x, a in f.pending.items()}
+    for out, y, x in zip(loop.outputs[1:], loop.body.outputs[1:], self.stages.sums):
+      impl = self.impl_of(x)
+      value: Any
+      if x in sums:
+        value = LaidOutTensor(sums[x])
+        if x in axes:
+          around: Any = Around(impl)
+          value = LazyAllreduceSum(around, value, axes[x])
+      else:  # The same for all microbatches.
+        n = loop.maximum_iterations
+        slices = self.running.value(x, impl).tensor_list
+        value = LaidOutTensor([t * tf.cast(n, t.dtype) for t in slices])
+      target = self.impl_of(out)
+      if target is not impl:
+        slices = value.to_laid_out_tensor().tensor_list
+        value = LaidOutTensor(cross_mesh.reshard(impl, target, y.shape, slices))
+      lowering.set_tensor_lowering(out, value)
+
+
+def _outputs(s: Segment | Operation) -> list[Tensor]:
+  return s.outputs
+
+
+def _added(impl: Any, totals: Sequence[Any], slices: Sequence[Any]) -> list[Any]:
+  added = []
+  for p, a, b in zip(impl.local_processors, totals, slices):
+    with tf.device(impl.processor_device(p)):
+      added.append(tf.add(a, b))
+  return added
+
+
+class _Stage:
+  """A segment as a function of the number of the microbatch, and of what was made for it before.
+
+  Args:
+    pipeline: the pipeline.
+    segment: the segment.
+
+  Attributes:
+    pending: of the outputs that are pending sums the mesh axes.
+  """
+
+  def __init__(self, pipeline: _LoweredPipeline, segment: Segment):
+    self.pipeline, self.segment, self.impl = pipeline, segment, segment.impl
+    self.pending: dict[Tensor, list[int]] = {}
+    # What comes with each call; the rest is the same in all of them.
+    self.dynamic = [x for x in segment.inputs if x in pipeline.made]
+    stages = pipeline.stages
+    read = {x for s in stages.order for x in s.inputs}
+    self.only_summed = {x for x in stages.sums if x not in read}
+    self._concrete: Any = None
+
+  def __call__(
+    self, m: int, values: dict[Tensor, list[Any]]
+  ) -> tuple[dict[Tensor, list[Any]], list[tf.Tensor]]:
+    """Calls it for a microbatch.
+
+    Args:
+      m: its number.
+      values: what was made for it before: of each tensor the slices.
+
+    Returns:
+      The slices of each output, and tensors that are there when the call has ended.
+    """
+    arguments = [tf.constant(m), *(t for x in self.dynamic for t in values[x])]
+    if tf.executing_eagerly():
+      flat = self._program(*arguments)
+    else:
+      if self._concrete is None:
+        signature = [tf.TensorSpec(t.shape, t.dtype) for t in arguments]
+        # Not inlined: it is optimized once, and not for each microbatch.
+        function = tf.function(
+          self._program, autograph=False, experimental_attributes={"_noinline": True}
+        )
+        self._concrete = function.get_concrete_function(*signature)
+      flat = self._concrete(*arguments)
+    outputs, n = {}, len(self.impl.local_processors)
+    for i, x in enumerate(self.segment.outputs):
+      outputs[x] = list(flat[i * n : (i + 1) * n])
+    return outputs, list(flat[n * len(self.segment.outputs) :])
+
+  def _program(self, m: tf.Tensor, *flat: tf.Tensor) -> list[tf.Tensor]:
+    """The slices of all outputs, one output after the other, then what says that it has run."""
+    running, impl, segment = self.pipeline.running, self.impl, self.segment
+    n = len(impl.local_processors)
+    mine = {x: LaidOutTensor(flat[i * n : (i + 1) * n]) for i, x in enumerate(self.dynamic)}
+    loop, stages = self.pipeline.loop, self.pipeline.stages
+    number = LaidOutTensor([m] * n)
+    numbers = [loop.body.placeholders[0], *(r.outputs[0] for r in stages.counters)]
+    given = {
+      x: number if x in numbers else mine[x] if x in mine else running.value(self._outside(x), impl)
+      for x in segment.inputs
+    }
+
+    def program() -> Any:
+      tensors = {x: in_program(impl, value) for x, value in given.items()}
+      own = self.pipeline.lowering.of_segment(tensors, loop_key=impl.in_program([m] * n))
+      own.lower_operations(segment.operations)
+      return [self._slices(x, own.tensors[x]) for x in segment.outputs], tf.constant(0)
+
+    per_processor = impl.run_per_device(program)
+    outputs = [t for i in range(len(segment.outputs)) for r in per_processor for t in r[0][i]]
+    return [tf.identity(t) for t in outputs] + [r[1] for r in per_processor]
+
+  def _outside(self, x: Tensor) -> Tensor:
+    """The tensor of the program around the loop for one that the body knows it by."""
+    return self.pipeline.loop.known_by.get(x, x)
+
+  def _slices(self, x: Tensor, value: Any) -> list[Any]:
+    if x in self.only_summed and isinstance(value, LazyAllreduceSum) and not value.is_reduced:
+      self.pending[x] = list(value.mesh_axes)
+      value = value.laid_out_input
+    slices: list[Any] = value.to_laid_out_tensor().tensor_list
+    return slices
