@@ -12,22 +12,27 @@ all processors. What follows from these is in `mesh_impl`.
 from __future__ import annotations
 
 import contextlib
+import copy
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import tensorflow as tf
 
+from mesh_tensorflow.errors import MeshShapeError
 from mesh_tensorflow.meshes import laid_out, memory
 from mesh_tensorflow.meshes.laid_out import LaidOut
 from mesh_tensorflow.meshes.layout import LayoutLike, MeshLayout
 from mesh_tensorflow.meshes.remade_stores import Life
+from mesh_tensorflow.meshes.schedules import check_schedule
 from mesh_tensorflow.meshes.store import StoredVariable, VariableStore
 from mesh_tensorflow.numerics import compact, random_bits
 from mesh_tensorflow.program.dimensions import Shape, ShapeLike
 from mesh_tensorflow.program.graph import Tensor
 
 _LOG = logging.getLogger("mesh_tensorflow")
+
+_Self = TypeVar("_Self", bound="MeshContract")
 
 
 class MeshContract(MeshLayout):
@@ -54,6 +59,47 @@ class MeshContract(MeshLayout):
       variable_store = VariableStore()
       variable_store.life = Life(self, variable_store)
     self.variable_store = variable_store
+    self._stages: dict[str, Any] = {}
+    self._schedule = "1f1b"
+
+  @property
+  def stages(self) -> dict[str, Any]:
+    """The mesh of each stage of a pipeline by its name, this one first; {} if there is none."""
+    return dict(self._stages)
+
+  @property
+  def schedule(self) -> str:
+    """The schedule of the pipeline; see `mtf.serialize_training_step`."""
+    return self._schedule
+
+  def with_stages(self: _Self, others: Sequence[_Self], schedule: str = "1f1b") -> _Self:
+    """The same mesh as the first stage of a pipeline.
+
+    An `mtf.function` on it is one on the meshes "stage0", "stage1", ...
+
+    Args:
+      others: the meshes of the other stages, of the same variable store and of other devices.
+      schedule: "gpipe", "1f1b" or "zero_bubble"; see `mtf.serialize_training_step`.
+
+    Raises:
+      MeshShapeError: two stages have a device in common.
+      ArgumentError: there is no such schedule.
+    """
+    check_schedule(schedule, "with_stages")
+    first = copy.copy(self)
+    meshes = [first, *others]
+    owner: dict[Any, int] = {}
+    for i, impl in enumerate(meshes):
+      for p in range(impl.size):
+        device = impl.processor_device(p)
+        if device and owner.setdefault(device, i) != i:
+          raise MeshShapeError(
+            f"stages {owner[device]} and {i} of a pipeline have device {device} in common: each "
+            "stage computes while the others do, on devices of its own"
+          )
+    first._stages = {f"stage{i}": impl for i, impl in enumerate(meshes)}
+    first._schedule = schedule
+    return first
 
   @property
   def supports_control_dependencies(self) -> bool:

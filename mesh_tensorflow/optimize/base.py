@@ -16,6 +16,7 @@ from mesh_tensorflow.arguments.checking import checked
 from mesh_tensorflow.arguments.kinds import DTypeLike
 from mesh_tensorflow.errors import ConfigError, DTypeError, GraphError, ShapeError
 from mesh_tensorflow.numerics import compact, initializers
+from mesh_tensorflow.operations.cross_mesh import stage
 from mesh_tensorflow.operations.elementwise import sqrt, square
 from mesh_tensorflow.operations.global_step import (
   count_global_step,
@@ -204,7 +205,11 @@ class Optimizer:
     self, grads: Sequence[CastableTensor | None], variables: Sequence[Variable]
   ) -> list[Operation]:
     """Calls `apply_grad` for each variable; returns all its operations."""
-    return [op for g, v in zip(grads, variables) for op in self.apply_grad(g, v)]
+    made = []
+    for g, v in zip(grads, variables):
+      with stage(v.mesh):
+        made += self.apply_grad(g, v)
+    return made
 
   def _learning_rate_for(self, var: Variable | None) -> ScalarLike:
     """The learning rate of a variable; of None: the usual one."""

@@ -11,12 +11,13 @@ from mesh_tensorflow.errors import ConfigError, GraphError
 from mesh_tensorflow.meshes.for_operations import LoweringInProgress
 from mesh_tensorflow.meshes.laid_out import LazyAllreduceSum
 from mesh_tensorflow.meshes.mesh_impl import MeshImpl
-from mesh_tensorflow.operations.binary import multiply
-from mesh_tensorflow.operations.elementwise import cast
+from mesh_tensorflow.operations.binary import add_n, multiply
+from mesh_tensorflow.operations.cross_mesh import reshard, stage
+from mesh_tensorflow.operations.elementwise import cast, sqrt, square
 from mesh_tensorflow.operations.slicewise import cwise
 from mesh_tensorflow.program.argument_kinds import CastableTensor
 from mesh_tensorflow.program.dimensions import Shape
-from mesh_tensorflow.program.graph import Operation, Tensor
+from mesh_tensorflow.program.graph import Mesh, Operation, Tensor
 
 __all__ = ["clip_by_global_norm", "global_norm"]
 
@@ -95,7 +96,7 @@ def global_norm(xs: Sequence[CastableTensor | None]) -> Tensor:
   layout. It has no gradient.
 
   Args:
-    xs: `Tensor`s of one mesh; None are left out.
+    xs: `Tensor`s, of one mesh or of several; None are left out.
 
   Returns:
     A float32 scalar.
@@ -106,7 +107,14 @@ def global_norm(xs: Sequence[CastableTensor | None]) -> Tensor:
   given = [x for x in xs if x is not None]
   if not given:
     raise GraphError("global_norm needs at least one tensor")
-  return GlobalNormOperation(given).outputs[0]
+  of_mesh: dict[Mesh, list[Tensor]] = {}
+  for x in given:
+    of_mesh.setdefault(x.mesh, []).append(x)
+  first, *others = [GlobalNormOperation(xs).outputs[0] for xs in of_mesh.values()]
+  if not others:
+    return first
+  squares = [square(first), *(square(reshard(n, first.mesh)) for n in others)]
+  return sqrt(add_n(squares))
 
 
 @checked
@@ -119,7 +127,7 @@ def clip_by_global_norm(
   the norm is not larger, the tensors are what they were. As `tf.clip_by_global_norm`.
 
   Args:
-    xs: `Tensor`s of one mesh; None stay None.
+    xs: `Tensor`s, of one mesh or of several; None stay None.
     clip_norm: a positive number.
 
   Returns:
@@ -135,5 +143,10 @@ def clip_by_global_norm(
   factor = cwise(
     lambda n: clip_norm / tf.maximum(n, clip_norm), [norm], grad_function=0, name="clip_factor"
   )
-  scaled = [None if x is None else multiply(x, cast(factor, x.dtype)) for x in xs]
+  scaled: list[Tensor | None] = []
+  for x in xs:
+    if x is not None:
+      with stage(x.mesh):
+        x = multiply(x, cast(factor, x.dtype))
+    scaled.append(x)
   return scaled, norm

@@ -538,7 +538,7 @@ def _by_name(
     VariableError: they have several variable stores.
   """
   if isinstance(given, MeshImpl):
-    return {mesh_name: given}
+    return given.stages or {mesh_name: given}
   impls = dict(given)
   wrong = {n: impl for n, impl in impls.items() if not isinstance(impl, MeshImpl)}
   if wrong or not impls:

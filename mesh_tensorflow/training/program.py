@@ -249,7 +249,11 @@ def _gradients(
   losses = program.losses if scale is None else scale.scaled(program.losses)
   if count > 1:
     summed, outputs = serialize_training_step(
-      features, lambda part: losses(part, count), program.examples.dims[-1], count
+      features,
+      lambda part: losses(part, count),
+      program.examples.dims[-1],
+      count,
+      program.mesh_impl.schedule,
     )
     grads = _exchanged_as(settings.gradient_dtype, list(summed))
     return (grads if scale is None else scale.unscaled(grads)), outputs

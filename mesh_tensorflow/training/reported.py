@@ -101,6 +101,9 @@ class ReportedValues:
     self._of_updates = of_updates
     self.names: list[str] = []
     self._before: _BeforeUpdates | None = None
+    # Of a program of several meshes.
+    self._gradient_norm: Tensor | None = None
+    self._updated: list[Variable] = []
 
   def before_updates(
     self, wanted: Tensor, trained: Sequence[tuple[Tensor | None, Variable]]
@@ -112,6 +115,11 @@ class ReportedValues:
       trained: (gradient or None, variable) of each variable that is trained.
     """
     pairs = [(g, v) for g, v in trained if g is not None]
+    if len({v.mesh for _, v in pairs}) > 1:
+      # Before and after the updates are programs of their own.
+      self._gradient_norm = global_norm([g for g, _ in pairs])
+      self._updated = [v for _, v in pairs]
+      return
     self._before = _BeforeUpdates(wanted, pairs, self._of_updates) if pairs else None
 
   def after_updates(self, graph: Graph) -> list[Tensor]:
@@ -120,6 +128,8 @@ class ReportedValues:
     Returns:
       One float32 tensor [values], in the order of `names`; none if there is nothing to report.
     """
+    if self._gradient_norm is not None:
+      return self._of_several_meshes(graph)
     before, summaries = self._before, _summaries(graph)
     self._before = None
     self.names[:] = [*(before.names if before else ()), *[name for _, name in summaries]]
@@ -127,6 +137,21 @@ class ReportedValues:
       return []
     places = [place for place, _ in summaries]
     return _Reported(before, places, graph.operations[0].mesh).outputs
+
+  def _of_several_meshes(self, graph: Graph) -> list[Tensor]:
+    """As `after_updates`, of a program of several meshes: computed in each step, of plain values.
+
+    Of scalar summaries those in the bodies of loops are left out, and of norms that of updates.
+    """
+    assert self._gradient_norm is not None
+    after = global_norm([read_variable(v) for v in self._updated])
+    summaries = [op for op in graph.operations if isinstance(op, ScalarSummaryOperation)]
+    values = {GRADIENT_NORM: self._gradient_norm, PARAMETER_NORM: after}
+    values |= {op.name: cast(op, tf.float32) for op in reversed(summaries)}
+    self._gradient_norm, self._updated = None, []
+    self.names[:] = list(values)
+    mesh = graph.operations[0].mesh
+    return [stack([reshard(x, mesh) for x in values.values()], "reported")]
 
 
 class _BeforeUpdates(Operation):
