@@ -26,6 +26,7 @@ PAIRED = ("bitransformer", "bi_student_teacher")
 MODEL_TYPES = (*PAIRED, "lm", "delimited_lm", "aligned")
 PRECISIONS = ("float32", "bfloat16", "float16", "auto")
 MESH_IMPLEMENTATIONS = ("auto", "placement", "simd")
+PIPELINE_SCHEDULES = ("gpipe", "1f1b", "zero_bubble")
 BATCH_METHODS = (
   "sequences_per_batch", "tokens_per_batch", "sequences_per_replica", "tokens_per_replica"
 )  # fmt: skip
@@ -272,6 +273,22 @@ class RunSettings(TrainerSettings):
     "with `shard_state`, whether weights are gathered anew before each use; else once in a step, "
     "which takes fewer exchanges and more memory.",
     True,
+  )
+  pipeline_stages: int = setting(
+    "into how many stages the layers are cut, each on a mesh of `mesh_shape` of its own: the mesh "
+    "then has so many times the devices. The microbatches of a step go through the stages one "
+    "after the other (`serialize_num_microbatches`); see docs/pipelines.md.",
+    1,
+    COUNT,
+    flag="--pipeline_stages",
+    short="Cut the layers into so many stages, each on devices of its own.",
+    commands="train eval infer score export",
+  )
+  pipeline_schedule: str = setting(
+    'with `pipeline_stages`, the order of work: "gpipe", "1f1b" (few activations at a time) or '
+    '"zero_bubble" (gradients of weights fill what would be idle time).',
+    "1f1b",
+    one_of(PIPELINE_SCHEDULES),
   )
   precision: str | None = setting(
     'the dtype of computations: "float32"; "bfloat16"; "float16", in training with a loss scale; '

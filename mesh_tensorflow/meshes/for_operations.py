@@ -57,5 +57,8 @@ class LoweringInProgress(Protocol):
   def lower_operations(self, operations: Iterable[Operation]) -> None:
     """Lowers operations in order."""
 
+  def lower_block(self, operations: Sequence[Operation], wanted: Sequence[Tensor]) -> None:
+    """Lowers the operations of a block, of which some tensors are asked for afterwards."""
+
   def child(self, loop_key: LaidOutTensor | None = None) -> LoweringInProgress:
     """A lowering for the body of a loop or branch: sees this one's tensors, keeps its own."""

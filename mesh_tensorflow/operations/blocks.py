@@ -138,7 +138,8 @@ class BlockOperation(Operation):
 
     A sum that is executed in a block must not be remembered outside it.
     """
-    for x in self.captured:
+    known = {key: x for key, x in self.known_by.items() if x in lowering.tensors}
+    for x in known.values():
       value = lowering.tensors[x]
       # A pending sum is executed here, once; inside it would be in every iteration. A weight
       # that is gathered for each use is gathered inside.
@@ -150,7 +151,7 @@ class BlockOperation(Operation):
         result.tensors[x] = LazyAllreduceSum(
           value.mesh_impl, value.laid_out_input, value.mesh_axes, value.add_counter_fn
         )
-    result.tensors.update({key: lowering.tensors[x] for key, x in self.known_by.items()})
+    result.tensors.update({key: lowering.tensors[x] for key, x in known.items()})
     return result
 
 

@@ -12,14 +12,14 @@ from typing import Any
 
 import tensorflow as tf
 
-from mesh_tensorflow.errors import GraphError
+from mesh_tensorflow.errors import GraphError, UnsupportedError
 from mesh_tensorflow.meshes.for_operations import LoweringInProgress
 from mesh_tensorflow.meshes.laid_out import LaidOut, LaidOutTensor, LazyAllreduceSum
 from mesh_tensorflow.meshes.slices import transpose_to
 from mesh_tensorflow.numerics import kernels
 from mesh_tensorflow.operations.indexing import ScatterAddOperation, begin_of, is_split, keep_where
 from mesh_tensorflow.operations.stacks import element_like, empty_slices, push_slices
-from mesh_tensorflow.operations.variables import grouped
+from mesh_tensorflow.operations.variables import Variable, grouped
 from mesh_tensorflow.program.dimensions import Shape
 from mesh_tensorflow.program.graph import Operation, Tensor, reads
 
@@ -127,8 +127,19 @@ class LoweredLoop:
   def __init__(self, loop: Any, lowering: LoweringInProgress):
     self.loop, self.lowering = loop, lowering
     self.impl = lowering.mesh_impl(loop)
+    # Of several meshes it is a loop around their programs, of plain loop variables.
+    self.of_several_meshes = len({lowering.mesh_impl(op) for op in loop.body.operations}) > 1
+    if self.of_several_meshes and (
+      loop.is_differentiated or len(loop.body.outputs) > loop.num_variables
+    ):
+      raise UnsupportedError(
+        f"{type(loop).__name__} {loop.name}: its body is of several meshes, and it has accumulators or "
+        "a gradient; only mtf.serialize_training_step can do that with several meshes"
+      )
     for x in loop.captured:
-      if x not in lowering.tensors:
+      # Programs of several meshes read variables by themselves.
+      by_itself = self.of_several_meshes and isinstance(x.operation, Variable)
+      if x not in lowering.tensors and not by_itself:
         raise GraphError(f"{loop.name} uses {x}, which is not computed before the loop")
     lowering.prepare_random(loop.inner_operations)
     self.outside = loop.outside(lowering)
@@ -155,8 +166,8 @@ class LoweredLoop:
       state.append(impl.slicewise(lambda y=y: tf.zeros(impl.slice_shape(y.shape), y.dtype)))
     most = loop.maximum_iterations if isinstance(loop.maximum_iterations, int) else -1
     state += [empty_slices(impl, element_like(x), most) for x in loop.saved]
-    # Number of slices of a laid-out tensor in this program.
-    self.width = len(state[0].tensor_list) if state else 0
+    # Number of slices of each laid-out tensor in this program.
+    self.widths = [len(x.tensor_list) for x in state]
     # tf.while_loop wants a value before the first iteration; if there is none, it stays.
     summaries = [tf.zeros([], op.dtype) for op in self.summaries]
     initial = self.flatten(tf.constant(0) if self.numbered else None, state, summaries)
@@ -193,16 +204,18 @@ class LoweredLoop:
 
   def unflatten(self, flat: list[Any]) -> tuple[Any, list[LaidOutTensor], list[Any]]:
     number = flat.pop(0) if self.numbered else None
-    end = self.width * (self.regular + len(self.loop.saved))
-    slices = [flat[i : i + self.width] for i in range(0, end, self.width or 1)]
-    return number, [self.impl.LaidOutTensor.from_tensor_list(s) for s in slices], flat[end:]
+    state, end = [], 0
+    for width in self.widths:
+      state.append(self.impl.LaidOutTensor.from_tensor_list(flat[end : end + width]))
+      end += width
+    return number, state, flat[end:]
 
   @kernels.sums_apart()
   def cond(self, *flat: tf.Tensor) -> tf.Tensor:
     condition = self.loop.condition
     number, state, _ = self.unflatten(list(flat))
     inner = self.child(number, condition.placeholders, state)
-    inner.lower_operations(condition.operations)
+    inner.lower_block(condition.operations, condition.outputs)
     return inner.tensors[condition.outputs[0]].to_laid_out_tensor().one_slice
 
   @kernels.sums_apart()
@@ -210,7 +223,7 @@ class LoweredLoop:
     body, impl = self.loop.body, self.impl
     number, state, _ = self.unflatten(list(flat))
     inner = self.child(number, body.placeholders, state)
-    inner.lower_operations(self.body_operations)
+    inner.lower_block(self.body_operations, body.outputs)
     # A loop variable is read as it is in the next iteration, so it must be reduced.
     new_state = [inner.tensors[y].to_laid_out_tensor() for y in body.outputs[: self.n]]
     for i in range(self.n, self.regular):

@@ -148,6 +148,7 @@ class WhileLoopOperation(BlockOperation):
     ]
     for placeholder, x in zip(placeholders, self._inputs):
       placeholder.stack_of = x.stack_of
+      placeholder.set_mesh(x.mesh)
     _check_count(self.name, fn, len(placeholders))
     result, operations = capture(self.graph, lambda: fn(*placeholders))
     outputs = list(result) if isinstance(result, (list, tuple)) else [result]

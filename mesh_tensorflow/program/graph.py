@@ -241,6 +241,11 @@ class Graph:
   def __repr__(self) -> str:
     return self.to_string
 
+  @property
+  def meshes(self) -> dict[str, Mesh]:
+    """Its meshes by name, in the order of their creation; of several of one name the first."""
+    return dict(self._meshes)
+
   def mesh(self, name: str) -> Mesh:
     """The mesh of a name; of several of one name the first.
 

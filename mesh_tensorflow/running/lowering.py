@@ -37,6 +37,7 @@ from mesh_tensorflow.meshes.layout_names import check_tensor_names
 from mesh_tensorflow.meshes.mesh_impl import GATHERED_AHEAD, MeshImpl
 from mesh_tensorflow.meshes.store import StoredVariable, VariableStore
 from mesh_tensorflow.numerics import bodies, random_bits
+from mesh_tensorflow.operations.cross_mesh import Reshard
 from mesh_tensorflow.operations.variables import Variable
 from mesh_tensorflow.program.dimensions import Shape
 from mesh_tensorflow.program.graph import (
@@ -48,7 +49,7 @@ from mesh_tensorflow.program.graph import (
   read_in_shards,
   reads,
 )
-from mesh_tensorflow.running.pipeline import lower_pipeline
+from mesh_tensorflow.running.pipeline import lower_between
 from mesh_tensorflow.running.segments import SegmentsLowering, segments_of
 
 _LOG = logging.getLogger("mesh_tensorflow")
@@ -310,9 +311,23 @@ class Lowering:
       numbers = [t for r in impl.run_per_device(next_run) for t in r]
       self.run_numbers[impl], self.run_counters[impl] = LaidOutTensor(numbers), made[0]
       self._seed = numbers[0]
-    of_graph = seed if isinstance(seed, Tensor) else None
-    order = segments_of(operations, self.mesh_impl, wanted, of_graph)
-    SegmentsLowering(self, lower_pipeline).run(order)
+    self._lower_segments(operations, wanted)
+
+  def lower_block(self, operations: Sequence[Operation], wanted: Sequence[Tensor]) -> None:
+    """Lowers the operations of a block.
+
+    Args:
+      operations: of one mesh, or around the programs of several.
+      wanted: the tensors that are asked for afterwards.
+    """
+    if len({self.mesh_impl(op) for op in operations}) > 1:
+      self._lower_segments(operations, wanted)
+    else:
+      self.lower_operations(operations)
+
+  def _lower_segments(self, operations: Sequence[Operation], wanted: Sequence[Tensor]) -> None:
+    running = SegmentsLowering(self, lower_between)
+    running.run(segments_of(operations, self.mesh_impl, wanted, running.seed))
 
   @property
   def has_seed(self) -> bool:
@@ -329,6 +344,10 @@ class Lowering:
       loop_key: see `child`.
     """
     result = self.child(loop_key)
+    # Operations know tensors that were brought to their mesh also by what these were before.
+    for x, value in list(tensors.items()):
+      if isinstance(x.operation, Reshard):
+        tensors.setdefault(x.operation.inputs[0], value)
     result.tensors, result._base_keys, result.scalar_summaries = tensors, {}, []
     return result
 

@@ -168,14 +168,18 @@ def _tasks(order: Sequence[Segment | Operation], impl_of: ImplOf) -> list[schedu
   ]
 
 
-def lower_pipeline(running: SegmentsLowering, loop: WhileLoopOperation) -> None:
-  """Lowers a pipeline in the program around its meshes.
+def lower_between(running: SegmentsLowering, loop: WhileLoopOperation) -> None:
+  """Lowers a loop of several meshes in the program around them.
 
   Args:
-    running: lowers what is around the pipeline.
-    loop: the loop over microbatches.
+    running: lowers what is around the loop.
+    loop: over microbatches, which is a pipeline; or another one, decoding say, whose iterations run
+      one after the other.
   """
-  _LoweredPipeline(running, loop).run()
+  if len(loop.body.outputs) > loop.num_variables:
+    _LoweredPipeline(running, loop).run()
+  else:
+    loop.lower(running.lowering)
 
 
 class _LoweredPipeline:

@@ -120,6 +120,7 @@ def segments_of(
   Raises:
     UnsupportedError: a block of operations, a loop's body say, is of several meshes.
   """
+  wanted = list(wanted)
   levels: dict[Operation, int] = {}
   # Of each variable the level of the last operation that had to do with it.
   last: dict[Operation, int] = {}
@@ -136,8 +137,13 @@ def segments_of(
     is_from_afar = x.operation not in segment_of or impl_of(x) is not impl
     return levels[x.operation] + is_from_afar
 
+  used = set(wanted)
+  for op in operations:
+    used.update(read_by(op, seed))
   for op in operations:
     impl = impl_of(op)
+    if isinstance(op, Reshard) and op.outputs[0] not in used:
+      continue
     level = max([ready(x, impl) for x in read_by(op, seed)], default=0)
     variables = list(touched(op))
     level = max([level, *(last.get(v, 0) for v in variables)])
@@ -229,7 +235,7 @@ def connect(order: Order, wanted: Iterable[Tensor], seed: Tensor | None) -> None
 
 
 def _read_between(op: Operation, seed: Tensor | None) -> list[Tensor]:
-  """What an operation between segments reads: a pipeline's segments read variables themselves."""
+  """What an operation between segments reads: the segments in a loop read variables themselves."""
   found = read_by(op, seed)
   if not isinstance(op, WhileLoopOperation):
     return found
@@ -274,12 +280,12 @@ class SegmentsLowering:
 
   Args:
     lowering: a `Lowering`, called in the program around the meshes.
-    lower_pipeline: lowers a pipeline, likewise.
+    lower_between: lowers a loop of several meshes, likewise.
   """
 
-  def __init__(self, lowering: Any, lower_pipeline: Callable[[SegmentsLowering, Any], None]):
+  def __init__(self, lowering: Any, lower_between: Callable[[SegmentsLowering, Any], None]):
     self.lowering = lowering
-    self._lower_pipeline = lower_pipeline
+    self._lower_between = lower_between
     self._seeds: dict[MeshImpl, LaidOutTensor] = {}
     # Of each segment: what comes after waits for it.
     self._done: dict[Segment, list[tf.Tensor]] = {}
@@ -316,7 +322,7 @@ class SegmentsLowering:
       elif isinstance(s, Reshard):
         lowering.lower_operations([s])
       else:
-        self._lower_pipeline(self, s)
+        self._lower_between(self, s)
 
   def _run_segment(self, segment: Segment) -> list[tf.Tensor]:
     lowering, impl = self.lowering, segment.impl

@@ -15,7 +15,11 @@ from mesh_tensorflow.meshes.tpu.mesh_impl import StrategyMeshImpl
 from mesh_tensorflow.numerics import bodies
 from mesh_tensorflow.operations.blocks import BlockOperation
 from mesh_tensorflow.operations.control import ScalarSummaryOperation
-from mesh_tensorflow.operations.variables import Variable
+from mesh_tensorflow.operations.cross_mesh import reshard
+from mesh_tensorflow.operations.elementwise import cast
+from mesh_tensorflow.operations.stacking import stack
+from mesh_tensorflow.operations.variables import Variable, read_variable
+from mesh_tensorflow.optimize import global_norm
 from mesh_tensorflow.program.dimensions import Dimension, Shape
 from mesh_tensorflow.program.graph import Graph, Mesh, Operation, Tensor
 

@@ -39,6 +39,9 @@ class Bitransformer:
     self.encoder = encoder
     self.decoder = decoder
     self.shared_embedding = shared_embedding
+    count = encoder.layer_stack.num_layers
+    both = count + decoder.layer_stack.num_layers
+    encoder.layers_of_pipeline, decoder.layers_of_pipeline = (0, both), (count, both)
 
   @property
   def output_vocab_dim(self) -> mtf.Dimension | None:
@@ -149,7 +152,7 @@ class Bitransformer:
     )
     # Without auxiliary losses the encoder's is the int 0.
     if loss is not None and isinstance(encoder_loss, mtf.Tensor):
-      loss += encoder_loss
+      loss += mtf.reshard(encoder_loss, loss.mesh)
     return logits, loss
 
   def _encode(

@@ -14,7 +14,7 @@ import tensorflow as tf
 import mesh_tensorflow as mtf
 from mesh_tensorflow import errors
 from mesh_tensorflow.arguments.declared import BELOW_ONE, COUNT, affects, takes
-from mesh_tensorflow.transformer.model import sublayers
+from mesh_tensorflow.transformer.model import stages, sublayers
 from mesh_tensorflow.transformer.model.context import Context, TransformerLayer
 from mesh_tensorflow.transformer.model.step_sums import StepSum
 
@@ -231,7 +231,7 @@ class LayerStack(SublayerStack):
     x = self._call_sublayers("initial", x, context)
     context.layer_outputs.append(x)
     for i, layer in enumerate(self._layers):
-      with mtf.variable_scope(layer.name or ""):
+      with mtf.variable_scope(layer.name or ""), stages.of_layer(context, i):
         if self.recompute_grads and context.train:
           x = self._recomputed_layer(x, layer, context)
         else:
@@ -240,8 +240,9 @@ class LayerStack(SublayerStack):
       if i != len(self._layers) - 1:
         context.layer_outputs.append(x)
       context.layer_index += 1
-    x = self._call_sublayers("final", x, context)
-    x = sublayers.sublayer_mask_padding(x, self, context)
+    with stages.of_layer(context, len(self._layers) - 1):
+      x = self._call_sublayers("final", x, context)
+      x = sublayers.sublayer_mask_padding(x, self, context)
     context.layer_outputs.append(x)
     return x
 

@@ -43,6 +43,8 @@ def make_mesh_impl(
   seed: int = 0,
   shard_state: str | Sequence[str] = "",
   reshard_after_forward: bool = True,
+  pipeline_stages: int = 1,
+  pipeline_schedule: str = "1f1b",
 ) -> mtf.MeshImpl:
   """Builds the mesh that a model runs on.
 
@@ -57,6 +59,9 @@ def make_mesh_impl(
     shard_state: mesh dimensions over which variables are stored in shards; see
       `MeshImpl.with_sharded_state`.
     reshard_after_forward: likewise.
+    pipeline_stages: number of such meshes, each for some of the layers; the devices are those of all,
+      stage after stage. See `MeshImpl.with_stages`.
+    pipeline_schedule: likewise.
 
   If TF_CONFIG names several workers, this one joins them (`workers.join`): TensorFlow must not have
   run anything before. The devices are those of all workers, the same number of each.
@@ -75,12 +80,19 @@ def make_mesh_impl(
       f"{', '.join(MESH_IMPLEMENTATIONS)}"
     )
   cluster = join_workers(mesh_shape, implementation)
+  count = mesh_shape.size * pipeline_stages
+  if pipeline_stages > 1 and cluster.size > 1:
+    raise ConfigError(
+      f"run.pipeline_stages is {pipeline_stages}, but TF_CONFIG names {cluster.size} workers: a "
+      "pipeline is of one process so far; leave one of them out"
+    )
   if devices:
     devices = list(devices)
-    if len(devices) != mesh_shape.size:
+    if len(devices) != count:
+      of_stages = f", times {pipeline_stages} run.pipeline_stages" if pipeline_stages > 1 else ""
       raise MeshShapeError(
         f"run.mesh_devices names {len(devices)} devices, run.mesh_shape "
-        f"{mesh_shape.to_string} has {mesh_shape.size} processors"
+        f"{mesh_shape.to_string} has {mesh_shape.size} processors{of_stages}"
       )
     if cluster.size > 1 and not all("/job:" in d and "/task:" in d for d in devices):
       raise ConfigError(
@@ -88,15 +100,24 @@ def make_mesh_impl(
         f"say whose device it is, such as {cluster.devices(cluster.size)[0]}; or leave it out"
       )
   else:
-    devices = find_devices(mesh_shape.size)
+    devices = find_devices(count)
   on_cpu = all("GPU" not in d for d in devices)
   if implementation == "auto":
     alone = cluster.size == 1
-    implementation = "placement" if alone and on_cpu and mesh_shape.size <= 8 else "simd"
+    implementation = "placement" if alone and on_cpu and count <= 8 else "simd"
   store = mtf.VariableStore(seed=seed)
   kind = mtf.PlacementMeshImpl if implementation == "placement" else mtf.SimdMeshImpl
-  impl: mtf.MeshImpl = kind(mesh_shape, layout_rules, devices, variable_store=store)
-  return impl.with_sharded_state(shard_state, reshard_after_forward)
+  first, *others = [
+    kind(mesh_shape, layout_rules, devices[i : i + mesh_shape.size], variable_store=store)
+    for i in range(0, count, mesh_shape.size)
+  ]
+  impl: mtf.MeshImpl = first.with_sharded_state(shard_state, reshard_after_forward)
+  if not others:
+    return impl
+  return impl.with_stages(
+    [other.with_sharded_state(shard_state, reshard_after_forward) for other in others],
+    pipeline_schedule,
+  )
 
 
 def join_workers(mesh_shape: mtf.Shape, implementation: str = "auto") -> workers.Cluster:

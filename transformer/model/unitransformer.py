@@ -16,7 +16,7 @@ from mesh_tensorflow.arguments.declared import BELOW_ONE, COUNT, affects, takes
 from mesh_tensorflow.meshes.layout import LayoutLike
 from mesh_tensorflow.operations.variables import convert_to_variable_dtype
 from mesh_tensorflow.program.dimensions import ShapeLike
-from mesh_tensorflow.transformer.model import step_sums
+from mesh_tensorflow.transformer.model import stages, step_sums
 from mesh_tensorflow.transformer.model.context import Context, TransformerLayer
 from mesh_tensorflow.transformer.model.generation import Generation
 from mesh_tensorflow.transformer.model.sequence_utils import (
@@ -173,6 +173,8 @@ class Unitransformer(TokenLoss, Generation):
       raise errors.ConfigError(
         f"Unitransformer {name}: logits_init_scale must be positive, got {logits_init_scale}"
       )
+    # Of an encoder or decoder: how many layers are before its own, and in both; see `stages`.
+    self.layers_of_pipeline: tuple[int, int] | None = None
     self.final_logit_soft_cap = final_logit_soft_cap
     self.logits_init_scale = logits_init_scale
     self.multi_token = multi_token
@@ -274,14 +276,16 @@ class Unitransformer(TokenLoss, Generation):
     x = self.layer_stack.call(context, x)
     if self.output_vocab_dim is None:
       return x
-    logits = self._logits(context, embedding, x, self.output_vocab_dim)
-    if targets is not None and context.losses is not None:
-      context.losses.append(self._compute_loss(context, logits, targets, self.output_vocab_dim))
-      if self.multi_token is not None and context.train:
-        context.losses.append(self.multi_token.loss(self, context, embedding, x, inputs, targets))
-    if self.ensemble_dim:
-      logits = reduce_ensemble_logits(logits, self.ensemble_dim, self.output_vocab_dim)
-    return logits
+    with stages.of_end(context):
+      logits = self._logits(context, embedding, x, self.output_vocab_dim)
+      if targets is not None and context.losses is not None:
+        context.losses.append(self._compute_loss(context, logits, targets, self.output_vocab_dim))
+        if self.multi_token is not None and context.train:
+          context.losses.append(self.multi_token.loss(self, context, embedding, x, inputs, targets))
+      if self.ensemble_dim:
+        logits = reduce_ensemble_logits(logits, self.ensemble_dim, self.output_vocab_dim)
+    # Where the ids are that come next, or are compared with them.
+    return mtf.reshard(logits, context.mesh)
 
   def _logits(
     self, context: Context, embedding: Any, x: mtf.Tensor, output_vocab_dim: mtf.Dimension
@@ -424,6 +428,7 @@ class Unitransformer(TokenLoss, Generation):
     with mtf.variable_scope(self.name):
       logits = self._call_internal(context, inputs, targets)
     step_sums.record(inputs.graph, context.step_sums or [])
-    # Layers' own losses are of their activations' dtype.
-    losses = [mtf.cast(x, exact_dtype(x.dtype)) for x in context.losses or []]
-    return logits, mtf.add_n(losses) if compute_loss else None
+    with stages.of_end(context):
+      # Layers' own losses are of their activations' dtype.
+      losses = [mtf.cast(x, exact_dtype(x.dtype)) for x in context.losses or []]
+      return logits, mtf.add_n(losses) if compute_loss else None

@@ -167,6 +167,8 @@ class Job(RunSettings):
       mesh_implementation=self.mesh_implementation,
       shard_state=self.shard_state,
       reshard_after_forward=self.reshard_after_forward,
+      pipeline_stages=self.pipeline_stages,
+      pipeline_schedule=self.pipeline_schedule,
       precision=self.precision,
       settings=dataclasses.replace(part(TrainerSettings, self), seed=seeds.weights),
     )
@@ -182,7 +184,7 @@ class Job(RunSettings):
       return self.make_estimator()
     # When data is read, virtual devices cannot be made any more.
     if not self.mesh_devices:
-      mesh_setup.find_devices(self.mesh_shape.size)
+      mesh_setup.find_devices(self.mesh_shape.size * self.pipeline_stages)
     return lambda lengths: self.make_estimator(sequence_length=lengths)
 
 

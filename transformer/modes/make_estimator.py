@@ -70,6 +70,8 @@ def tpu_estimator_model_fn(
   mesh_implementation: str = "auto",
   shard_state: str | Sequence[str] = "",
   reshard_after_forward: bool = True,
+  pipeline_stages: int = 1,
+  pipeline_schedule: str = "1f1b",
   precision: str | None = None,
   settings: TrainerSettings | None = None,
   held_out: MakeDatasets | None = None,
@@ -113,13 +115,15 @@ def tpu_estimator_model_fn(
     mesh_implementation: see `mesh_setup.make_mesh_impl`.
     shard_state: likewise.
     reshard_after_forward: likewise.
+    pipeline_stages: likewise.
+    pipeline_schedule: likewise.
     precision: see `model_building.dtype_of_precision`.
     settings: those of the trainer which are no argument here.
     held_out: makes the data sets of evaluations during training; see `Trainer`.
     held_out_texts: returns those of them that may be decoded; see `Trainer`.
 
   Raises:
-    ConfigError: a TPU is asked for, and there is none.
+    ConfigError: a TPU is asked for, and there is none, or for a pipeline.
   """
   del autostack, tpu_summaries, weight_decay_checkpoint
   settings = settings or TrainerSettings()
@@ -133,6 +137,11 @@ def tpu_estimator_model_fn(
     else iterations_per_loop,
   )
   if use_tpu:
+    if pipeline_stages > 1:
+      raise ConfigError(
+        f"run.pipeline_stages is {pipeline_stages}, but a TPU runs one program on all cores: leave "
+        "it out, or split the layers' dimensions (run.layout_rules)"
+      )
     mesh_shape = mtf.convert_to_shape(mesh_shape)
     layout_rules = mtf.convert_to_layout_rules(layout_rules)
     # As `mesh_setup.make_mesh_impl` does for devices of this machine.
@@ -153,6 +162,8 @@ def tpu_estimator_model_fn(
       settings.seed,
       shard_state,
       reshard_after_forward,
+      pipeline_stages,
+      pipeline_schedule,
     )
   steps = ModelSteps(
     transformer_model,
@@ -233,8 +244,8 @@ def get_estimator(
     init_checkpoint: a checkpoint to start from if `model_dir` has none.
     mesh_devices: names of devices; see `mesh_setup.make_mesh_impl`.
     score_in_predict_mode: True if `predict` scores given targets instead of generating outputs.
-    **options: `mesh_implementation`, `shard_state`, `reshard_after_forward`, `precision`,
-      `settings`, `held_out`, `held_out_texts`; see `tpu_estimator_model_fn`.
+    **options: `mesh_implementation`, `shard_state`, `reshard_after_forward`,
+      `pipeline_stages`, `pipeline_schedule`, `precision`, `settings`, `held_out`, `held_out_texts`; see `tpu_estimator_model_fn`.
   """
   del tpu_job_name, cluster
   mesh_shape = mtf.convert_to_shape(mesh_shape)
