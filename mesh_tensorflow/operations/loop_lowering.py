@@ -133,8 +133,8 @@ class LoweredLoop:
       loop.is_differentiated or len(loop.body.outputs) > loop.num_variables
     ):
       raise UnsupportedError(
-        f"{type(loop).__name__} {loop.name}: its body is of several meshes, and it has accumulators or "
-        "a gradient; only mtf.serialize_training_step can do that with several meshes"
+        f"{type(loop).__name__} {loop.name}: its body is of several meshes, and it has accumulators"
+        " or a gradient; only mtf.serialize_training_step can do that with several meshes"
       )
     for x in loop.captured:
       # Programs of several meshes read variables by themselves.

@@ -59,8 +59,8 @@ def make_mesh_impl(
     shard_state: mesh dimensions over which variables are stored in shards; see
       `MeshImpl.with_sharded_state`.
     reshard_after_forward: likewise.
-    pipeline_stages: number of such meshes, each for some of the layers; the devices are those of all,
-      stage after stage. See `MeshImpl.with_stages`.
+    pipeline_stages: number of such meshes, each for some of the layers; the devices are those of
+      all, stage after stage. See `MeshImpl.with_stages`.
     pipeline_schedule: likewise.
 
   If TF_CONFIG names several workers, this one joins them (`workers.join`): TensorFlow must not have

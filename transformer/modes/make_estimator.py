@@ -139,8 +139,8 @@ def tpu_estimator_model_fn(
   if use_tpu:
     if pipeline_stages > 1:
       raise ConfigError(
-        f"run.pipeline_stages is {pipeline_stages}, but a TPU runs one program on all cores: leave "
-        "it out, or split the layers' dimensions (run.layout_rules)"
+        f"run.pipeline_stages is {pipeline_stages}, but a TPU runs one program on all cores: leave"
+        " it out, or split the layers' dimensions (run.layout_rules)"
       )
     mesh_shape = mtf.convert_to_shape(mesh_shape)
     layout_rules = mtf.convert_to_layout_rules(layout_rules)
@@ -244,8 +244,9 @@ def get_estimator(
     init_checkpoint: a checkpoint to start from if `model_dir` has none.
     mesh_devices: names of devices; see `mesh_setup.make_mesh_impl`.
     score_in_predict_mode: True if `predict` scores given targets instead of generating outputs.
-    **options: `mesh_implementation`, `shard_state`, `reshard_after_forward`,
-      `pipeline_stages`, `pipeline_schedule`, `precision`, `settings`, `held_out`, `held_out_texts`; see `tpu_estimator_model_fn`.
+    **options: `mesh_implementation`, `shard_state`, `reshard_after_forward`, `pipeline_stages`,
+      `pipeline_schedule`, `precision`, `settings`, `held_out`, `held_out_texts`; see
+      `tpu_estimator_model_fn`.
   """
   del tpu_job_name, cluster
   mesh_shape = mtf.convert_to_shape(mesh_shape)

@@ -1,0 +1,235 @@
+"""Pipelines: microbatches through layers on several meshes, by every schedule."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import mesh_tensorflow as mtf
+from mesh_tensorflow.meshes import schedules
+from tests.kinds import kept
+
+BATCH, IO, HIDDEN = mtf.Dimension("batch", 16), mtf.Dimension("io", 8), mtf.Dimension("h", 12)
+VOCAB = mtf.Dimension("vocab", 6)
+LAYERS = 4
+IDS = np.random.default_rng(0).integers(0, 6, [16]).astype(np.int32)
+
+
+def model(features, stages):
+  """An embedding that is the softmax's, too; layers with dropout; an auxiliary loss of each stage."""
+  ids = features["ids"]
+  table = mtf.get_variable(
+    ids.mesh, "table", [VOCAB, IO], initializer=tf.random_normal_initializer()
+  )
+  x, losses = mtf.gather(table, ids, VOCAB), []
+  for i in range(LAYERS):
+    with mtf.stage(stages[i * len(stages) // LAYERS]):
+      y = mtf.layers.dense(x, [HIDDEN], reduced_dims=[IO], activation=mtf.relu, name=f"in{i}")
+      y = mtf.dropout(y, True, rate=0.2)
+      x = x + mtf.layers.dense(y, [IO], reduced_dims=[HIDDEN], name=f"out{i}")
+      losses.append(mtf.reduce_mean(mtf.square(x)) * 0.01)
+  with mtf.stage(stages[-1]):
+    logits = mtf.einsum([x, table], output_shape=[*x.shape.dims[:1], VOCAB])
+    targets = mtf.one_hot(ids, VOCAB)
+    losses.append(
+      mtf.reduce_mean(mtf.layers.softmax_cross_entropy_with_logits(logits, targets, VOCAB))
+    )
+    loss = mtf.add_n(losses) * 0.25
+  return {"loss": loss, "logits": logits}
+
+
+def train(impl, stages, schedule="1f1b", microbatches=4, steps=3, clip=0.5):
+  """Losses of some steps, logits of the last, and the variables after them."""
+
+  @mtf.function(impl, [mtf.TensorSpec([BATCH], tf.int32)])
+  def step(ids):
+    grads, outputs = mtf.serialize_training_step(
+      {"ids": ids}, lambda f: model(f, stages), BATCH, microbatches, schedule=schedule
+    )
+    variables = ids.graph.trainable_variables
+    grads, norm = mtf.optimize.clip_by_global_norm(grads, clip)
+    mtf.optimize.AdamWeightDecayOptimizer(0.01).apply_grads(grads, variables)
+    return outputs["loss"], norm, outputs["logits"]
+
+  losses = []
+  for _ in range(steps):
+    loss, norm, logits = step(IDS)
+    losses.append((float(loss), float(norm)))
+  return losses, logits.numpy(), {v.name: v.numpy() for v in step.mesh_impl.variable_store}
+
+
+def meshes(kinds, shape, layout, devices):
+  """A mesh for each stage, of one store: "placement" or "simd" in turns."""
+  store, size = mtf.VariableStore(seed=1), mtf.convert_to_shape(shape).size
+  found = []
+  for i, kind in enumerate(kinds):
+    cls = mtf.SimdMeshImpl if kind == "simd" else mtf.PlacementMeshImpl
+    own = devices[i * size : (i + 1) * size]
+    found.append(cls(shape, layout, own, variable_store=store))
+  return {f"stage{i}": impl for i, impl in enumerate(found)}
+
+
+@pytest.fixture(scope="module")
+def alone(cpu_devices):
+  """The same on one device, in microbatches: the layout and the stages must not matter."""
+  one = mtf.PlacementMeshImpl(
+    "all:1", "", cpu_devices[:1], variable_store=mtf.VariableStore(seed=1)
+  )
+  return train({"stage0": one}, ["stage0"])
+
+
+def check(found, expected):
+  np.testing.assert_allclose(found[0], expected[0], rtol=1e-5)
+  np.testing.assert_allclose(found[1], expected[1], rtol=1e-4, atol=1e-5)
+  assert set(found[2]) == set(expected[2])
+  for name, value in expected[2].items():
+    np.testing.assert_allclose(found[2][name], value, rtol=1e-3, atol=1e-5, err_msg=name)
+
+
+CASES = [
+  (schedule, kinds, *layout)
+  for schedule in schedules.SCHEDULES
+  for kinds, layouts in [
+    (["placement"] * 2, [("all:1", ""), ("all:2", "batch:all"), ("r:2", "h:r,vocab:r")]),
+    (["simd"] * 2, [("all:2", "batch:all"), ("r:2", "io:r"), ("r:2,s:2", "batch:r,h:s")]),
+    (["placement", "simd"], [("all:2", "batch:all")]),
+    (["placement"] * 4, [("all:1", ""), ("r:2", "batch:r")]),
+    (["simd"] * 4, [("r:2", "batch:r")]),
+  ]
+  for layout in layouts
+]
+KEPT = [
+  ("gpipe", ["placement"] * 2, "r:2", "h:r,vocab:r"),
+  ("1f1b", ["simd"] * 2, "r:2,s:2", "batch:r,h:s"),
+  ("1f1b", ["placement"] * 4, "all:1", ""),
+  ("zero_bubble", ["placement", "simd"], "all:2", "batch:all"),
+  ("zero_bubble", ["placement"] * 4, "r:2", "batch:r"),
+]
+
+
+@pytest.mark.parametrize("schedule,kinds,shape,layout", kept(CASES, KEPT))
+def test_it_is_the_training_of_one_device(schedule, kinds, shape, layout, cpu_devices, alone):
+  impls = meshes(kinds, shape, layout, cpu_devices)
+  check(train(impls, list(impls), schedule), alone)
+
+
+@pytest.mark.parametrize("schedule", schedules.SCHEDULES)
+def test_several_stages_on_a_mesh(schedule, cpu_devices, alone):
+  impls = meshes(["placement"] * 2, "all:1", "", cpu_devices)
+  check(train(impls, ["stage0", "stage1"] * 2, schedule), alone)
+
+
+def test_all_stages_on_one_mesh(cpu_devices, alone):
+  """A program that was written for several meshes runs on one of them."""
+  one = meshes(["simd"], "r:2", "batch:r", cpu_devices)["stage0"]
+  check(train(dict.fromkeys(["stage0", "stage1"], one), ["stage0", "stage1"]), alone)
+
+
+@pytest.mark.parametrize("kind", ["placement", "simd"])
+def test_state_in_shards(kind, cpu_devices, alone):
+  impls = meshes([kind] * 2, "all:2", "batch:all", cpu_devices)
+  sharded = {name: impl.with_sharded_state("all") for name, impl in impls.items()}
+  check(train(sharded, list(sharded)), alone)
+
+
+def test_with_stages(cpu_devices, alone):
+  first, second = meshes(["placement"] * 2, "all:2", "batch:all", cpu_devices).values()
+  impl = first.with_stages([second], "gpipe")
+  assert list(impl.stages) == ["stage0", "stage1"]
+  assert impl.schedule == "gpipe"
+  check(train(impl, list(impl.stages)), alone)
+
+
+def test_eager(cpu_devices, alone):
+  impls = meshes(["placement", "simd"], "all:2", "batch:all", cpu_devices)
+  tf.config.run_functions_eagerly(True)
+  try:
+    losses, _, _ = train(impls, list(impls), steps=1)
+  finally:
+    tf.config.run_functions_eagerly(False)
+  np.testing.assert_allclose(losses, alone[0][:1], rtol=1e-5)
+
+
+def test_each_part_is_traced_once(cpu_devices):
+  """The number of TensorFlow functions does not grow with the number of microbatches."""
+
+  def functions(microbatches):
+    impls = meshes(["placement"] * 2, "all:1", "", cpu_devices)
+
+    @mtf.function(impls, [mtf.TensorSpec([BATCH], tf.int32)])
+    def step(ids):
+      grads, outputs = mtf.serialize_training_step(
+        {"ids": ids}, lambda f: model(f, list(impls)), BATCH, microbatches
+      )
+      return outputs["loss"], grads
+
+    concrete = tf.function(lambda ids: step(ids), autograph=False).get_concrete_function(IDS)
+    nodes = concrete.graph.as_graph_def().node
+    calls = [n for n in nodes if n.op == "StatefulPartitionedCall"]
+    called = {n.attr["f"].func.name for n in calls}
+    return len(calls), len(called)
+
+  few, many = functions(2), functions(8)
+  assert many[0] > few[0]
+  assert many[1] == few[1]
+
+
+def test_a_loop_that_is_no_pipeline(cpu_devices):
+  """Decoding, say: iterations one after the other, through both meshes."""
+  impls = meshes(["placement", "simd"], "all:2", "io:all", cpu_devices)
+
+  @mtf.function(impls, [mtf.TensorSpec([IO])])
+  def f(x):
+    w = mtf.get_variable(x.mesh, "w", [IO], initializer=tf.constant_initializer(2.0))
+
+    def body(i, x):
+      with mtf.stage("stage1"):
+        v = mtf.get_variable(x.mesh, "v", [IO], initializer=tf.constant_initializer(3.0))
+        y = x * v
+      return [i + 1, mtf.reshard(y, x.mesh) - w]
+
+    start = mtf.constant(x.mesh, 0, dtype=tf.int32)
+    return mtf.while_loop(lambda i, x: mtf.less(i, 3), body, [start, x])[1]
+
+  expected = np.arange(8.0)
+  for _ in range(3):
+    expected = expected * 3 - 2
+  np.testing.assert_allclose(f(np.arange(8.0)), expected, rtol=1e-6)
+
+
+# ------------------------------------------------------------------------------- wrong use
+
+
+def test_stages_that_share_devices(cpu_devices):
+  first, _ = meshes(["placement"] * 2, "all:2", "", cpu_devices).values()
+  other = mtf.PlacementMeshImpl("all:2", "", cpu_devices[1:3])
+  with pytest.raises(mtf.errors.MeshShapeError, match="stages 0 and 1 .*CPU:1 in common"):
+    first.with_stages([other])
+
+
+def test_microbatches_that_do_not_divide(cpu_devices):
+  impls = meshes(["placement"] * 2, "all:1", "", cpu_devices)
+  with pytest.raises(mtf.errors.ShapeError, match="3 microbatches, which does not divide it"):
+    train(impls, list(impls), microbatches=3)
+
+
+def test_an_unknown_schedule(cpu_devices):
+  impls = meshes(["placement"] * 2, "all:1", "", cpu_devices)
+  with pytest.raises(mtf.errors.ArgumentError, match="gpipe, 1f1b, zero_bubble"):
+    train(impls, list(impls), "fast")
+
+
+def test_accumulators_of_a_loop_that_is_no_pipeline(cpu_devices):
+  impls = meshes(["placement"] * 2, "all:1", "", cpu_devices)
+
+  @mtf.function(impls, [mtf.TensorSpec([IO])])
+  def f(x):
+    def body(i):
+      return [i + 1, mtf.reshard(x, "stage1") * 2.0]
+
+    start = mtf.constant(x.mesh, 0, dtype=tf.int32)
+    return mtf.while_loop(lambda i: mtf.less(i, 3), body, [start], has_accumulators=True)[1]
+
+  with pytest.raises(mtf.errors.UnsupportedError, match="mtf.serialize_training_step"):
+    f(np.arange(8.0))
