@@ -235,7 +235,8 @@ class DecodePrograms:
         mtf.TensorSpec([batch], tf.int32, "positions"),
       ]
       function = mtf.function(self._steps.mesh_impl, specs)(prefill)
-      cache = [mtf.TensorSpec(s.shape, s.dtype) for s in function.build_graph()[2]]
+      returned = function.build_graph()[2]
+      cache = [mtf.TensorSpec(s.shape, s.dtype, mesh=s.mesh.name) for s in returned]
       self._prefills[rows, length] = PrefillProgram(rows, length, function, cache)
     return self._prefills[rows, length]
 
