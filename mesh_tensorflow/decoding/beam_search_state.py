@@ -10,6 +10,7 @@ from mesh_tensorflow.errors import DTypeError, GraphError, ShapeError
 from mesh_tensorflow.operations.binary import floordiv, minimum
 from mesh_tensorflow.operations.comparison import equal, greater, less, logical_and
 from mesh_tensorflow.operations.constants import constant, zeros
+from mesh_tensorflow.operations.cross_mesh import reshard
 from mesh_tensorflow.operations.einsum import transpose
 from mesh_tensorflow.operations.elementwise import cast, logical_not
 from mesh_tensorflow.operations.indexing import GatherOperation
@@ -166,7 +167,10 @@ class BeamSearch:
     is_new = cwise(lambda i: tf.where(i < self.beam.size, 0, self.eos_id), [at])
     finished = self._write(step, reshape(is_new, scores.shape), finished)
 
-    new_states = [take(x, parent, self.outer_beam, self.outer_beam) for x in new_states]
+    # The states of the stages of a pipeline are on the meshes of these.
+    new_states = [
+      take(x, reshard(parent, x.mesh), self.outer_beam, self.outer_beam) for x in new_states
+    ]
     if self.stop_early:
       done = self._is_done(log_probs, scores)
     return [step + 1, done, new_alive, log_probs, finished, scores, *new_states]
