@@ -8,6 +8,7 @@ from typing import Any
 import tensorflow as tf
 
 from mesh_tensorflow.arguments.checking import checked
+from mesh_tensorflow.operations.cross_mesh import reshard
 from mesh_tensorflow.operations.slicewise import cwise
 from mesh_tensorflow.operations.variables import Variable
 from mesh_tensorflow.optimize.base import slot_variable
@@ -78,7 +79,7 @@ def average_weights(variables: Sequence[Variable], decay: float) -> list[Operati
       v,
       [slot_variable(v, averaged_name(v.full_name), v.shape, tf.float32)],
       [],
-      [rate],
+      [reshard(rate, v.mesh)],
       name=f"{v.full_name}/average",
     )
     for v in variables

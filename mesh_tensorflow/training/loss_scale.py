@@ -10,6 +10,7 @@ from mesh_settings.trainer import TrainerSettings
 from mesh_tensorflow import ops
 from mesh_tensorflow.numerics import initializers
 from mesh_tensorflow.operations.control import scalar_summary
+from mesh_tensorflow.operations.cross_mesh import reshard
 from mesh_tensorflow.operations.variables import Variable, assign
 from mesh_tensorflow.program.graph import Mesh, Tensor
 from mesh_tensorflow.running.lowering import LOSS_SCALE
@@ -60,7 +61,7 @@ class LossScale:
     def scaled(features: dict[str, Tensor], count: int) -> dict[str, Tensor]:
       outputs = losses(features, count)
       loss = outputs["loss"]
-      scaled_loss = ops.cast(loss, tf.float32) * self.value
+      scaled_loss = ops.cast(loss, tf.float32) * reshard(self.value, loss.mesh)
       return {"reported": loss, **outputs, "loss": scaled_loss}
 
     return scaled
@@ -68,7 +69,9 @@ class LossScale:
   def unscaled(self, gradients: Sequence[Tensor | None]) -> list[Tensor | None]:
     """Gradients of the loss, float32, from those of the scaled one."""
     inverse = ops.reciprocal(self.value)
-    return [None if g is None else ops.cast(g, tf.float32) * inverse for g in gradients]
+    return [
+      None if g is None else ops.cast(g, tf.float32) * reshard(inverse, g.mesh) for g in gradients
+    ]
 
   def update(self, bad: Tensor) -> None:
     """Adapts it for the next step.

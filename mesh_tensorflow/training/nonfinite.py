@@ -16,9 +16,10 @@ from mesh_tensorflow.errors import NonFiniteError
 from mesh_tensorflow.meshes.for_operations import LoweringInProgress
 from mesh_tensorflow.meshes.laid_out import LaidOut, LazyAllreduceSum
 from mesh_tensorflow.meshes.mesh_impl import MeshImpl
+from mesh_tensorflow.operations.cross_mesh import reshard
 from mesh_tensorflow.operations.variables import Variable
 from mesh_tensorflow.program.dimensions import Shape
-from mesh_tensorflow.program.graph import Graph, Operation, Tensor
+from mesh_tensorflow.program.graph import Graph, Mesh, Operation, Tensor
 from mesh_tensorflow.running.lowering import Lowering
 
 _LOG = logging.getLogger("mesh_tensorflow")
@@ -136,11 +137,17 @@ def skip_updates(graph: Graph, tensors: Sequence[Tensor]) -> Tensor:
   Returns:
     The number of elements that are not finite, a scalar: 0 if the updates are done.
   """
-  bad: Tensor = ops.add_n([count(x) for x in tensors if x.dtype.is_floating])
+  counts: dict[Mesh, list[Tensor]] = {}
+  for x in tensors:
+    if x.dtype.is_floating:
+      counts.setdefault(x.mesh, []).append(count(x))
+  of_meshes = [ops.add_n(found) for found in counts.values()]
+  bad: Tensor = ops.add_n([reshard(x, graph.operations[0].mesh) for x in of_meshes])
   # Updates have no outputs: nothing depends on them, so that they can go into a condition.
   updates = [op for op in graph.operations if not op.outputs and getattr(op, "variables", None)]
   graph.operations[:] = [op for op in graph.operations if op not in updates]
-  _UpdatesIfFinite(bad, updates)
+  for mesh in dict.fromkeys(op.mesh for op in updates):
+    _UpdatesIfFinite(reshard(bad, mesh), [op for op in updates if op.mesh is mesh])
   return bad
 
 
@@ -157,6 +164,11 @@ class _UpdatesIfFinite(Operation):
   def variables(self) -> list[Any]:
     """The variables that are updated."""
     return [v for op in self._updates for v in getattr(op, "variables", ())]
+
+  @property
+  def implicit_inputs(self) -> list[Tensor]:
+    """What the updates read."""
+    return [x for op in self._updates for x in op.inputs]
 
   @property
   def has_gradient(self) -> bool:

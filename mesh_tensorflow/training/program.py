@@ -278,6 +278,9 @@ def _exchanged_as(dtype: str | None, gradients: list[Tensor | None]) -> list[Ten
 def num_microbatches(program: Program, settings: TrainerSettings) -> int:
   """Number of microbatches that a training step cuts its batch into.
 
+  Where nothing says how many, it is one; of a pipeline up to four a stage, so that the stages have
+  something to do.
+
   Args:
     program: the program, which says how many where the settings do not.
     settings: whose `gradient_accumulation_steps` count.
@@ -286,10 +289,13 @@ def num_microbatches(program: Program, settings: TrainerSettings) -> int:
     ConfigError: they do not divide what a replica has of a batch.
   """
   count = settings.gradient_accumulation_steps
-  if count is None:
-    return program.num_microbatches()
   batch, impl = program.examples.dims[-1], program.mesh_impl
   size = ops.tensor_dim_to_size_per_split(impl.layout_rules, impl.shape, batch)
+  if count is None:
+    count = program.num_microbatches()
+    if count > 1 or not impl.stages:
+      return count
+    return max(n for n in range(1, 4 * len(impl.stages) + 1) if size % n == 0)
   if size % count:
     raise ConfigError(
       f"{settings.named('gradient_accumulation_steps')} (={count}) does not divide the {size} "

@@ -11,6 +11,7 @@ import contextlib
 from typing import Any
 
 import mesh_tensorflow as mtf
+from mesh_tensorflow import errors
 
 
 def names(graph: mtf.Graph) -> list[str]:
@@ -25,12 +26,20 @@ def of_layer(context: Any, i: int) -> contextlib.AbstractContextManager[None]:
   Args:
     context: a `Context`.
     i: number of the layer in the stack of `context.model`.
+
+  Raises:
+    ConfigError: there are more stages than layers.
   """
   stages = names(context.mesh.graph)
   if not stages:
     return contextlib.nullcontext()
   model = context.model
   first, count = model.layers_of_pipeline or (0, model.layer_stack.num_layers)
+  if len(stages) > count:
+    raise errors.ConfigError(
+      f"run.pipeline_stages is {len(stages)}, and the model has {count} layers: a stage has at least "
+      "one; leave it out, or make the model deeper"
+    )
   return mtf.stage(stages[(first + i) * len(stages) // max(count, 1)])
 
 

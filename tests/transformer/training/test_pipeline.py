@@ -1,0 +1,115 @@
+"""The trainer with `run.pipeline_stages`: losses, checkpoints and texts are those without."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from mesh_tensorflow import checkpoint, errors
+from tests.kinds import kept
+from tests.transformer import small_lm
+from tests.transformer import worker_processes as program
+
+SETTINGS = [
+  "num_layers = 4",
+  "dropout_rate = 0.1",
+  "run.max_grad_norm = 0.5",
+  "run.ema_decay = 0.9",
+  "run.gradient_accumulation_steps = 4",
+  "run.report_every = 1",
+  "run.train_steps = 4",
+  "run.batch_size = ('sequences_per_batch', 8)",
+]
+TWO, FOUR = "run.pipeline_stages = 2", "run.pipeline_stages = 4"
+PIPELINES = {
+  "two": (TWO,),
+  "four, zero bubble": (FOUR, "run.pipeline_schedule = 'zero_bubble'"),
+  "two, gpipe, simd": (
+    TWO,
+    "run.pipeline_schedule = 'gpipe'",
+    "run.mesh_implementation = 'simd'",
+    "run.mesh_shape = 'model:2'",
+    "run.layout_rules = 'd_ff:model,heads:model,vocab:model'",
+  ),
+  "two, batch, shards": (
+    TWO,
+    "run.mesh_shape = 'batch:2'",
+    "run.layout_rules = 'batch:batch'",
+    "run.shard_state = 'batch'",
+  ),
+  "two, skipping": (TWO, "run.nonfinite = 'skip'"),
+  "two, scaled": (TWO, "run.loss_scale = 'dynamic'"),
+  "two, recomputed": (TWO, "transformer.LayerStack.recompute_grads = True"),
+}
+KEPT = ["four, zero bubble", "two, gpipe, simd", "two, batch, shards", "two, scaled"]
+
+
+def names(folder):
+  return sorted(checkpoint.describe(str(folder / "model" / "model.ckpt-4")))
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+  """The folder of a training on one device; the losses of its steps."""
+  folder = tmp_path_factory.mktemp("whole")
+  small_lm.run(folder, *SETTINGS, text=small_lm.TEXT)
+  return folder, program.losses(folder / "model")
+
+
+@pytest.mark.parametrize("pipeline", kept(list(PIPELINES), KEPT))
+def test_a_training_is_the_same(pipeline, whole, tmp_path):
+  small_lm.run(tmp_path, *SETTINGS, *PIPELINES[pipeline], text=small_lm.TEXT)
+  folder, losses = whole
+  found = program.losses(tmp_path / "model")
+  np.testing.assert_allclose(list(found.values()), list(losses.values()), rtol=2e-5)
+  extra = {n for n in names(tmp_path) if n.startswith("_loss_scale")}
+  assert set(names(tmp_path)) - extra == set(names(folder))
+
+
+def test_a_training_goes_on_with_other_stages(whole, tmp_path):
+  """One step each in two stages, in four, in one, in two."""
+  _, losses = whole
+  for step, stages in enumerate(((TWO,), (FOUR,), (), (TWO,)), start=1):
+    small_lm.run(tmp_path, *SETTINGS, *stages, f"run.train_steps = {step}", text=small_lm.TEXT)
+  found = program.losses(tmp_path / "model")
+  np.testing.assert_allclose(list(found.values()), list(losses.values()), rtol=1e-4)
+
+
+def test_texts_are_continued_through_the_stages(whole):
+  folder, _ = whole
+  plain = small_lm.infer(folder, ["To be", "or"], *SETTINGS, step=4)
+  assert plain == small_lm.infer(folder, ["To be", "or"], *SETTINGS, TWO, step=4)
+
+
+def test_microbatches_by_default(tmp_path):
+  """A user who says nothing of them gets some, so that the stages work side by side."""
+  from mesh_tensorflow.training import program as training
+
+  seen = []
+  original = training.serialize_training_step
+
+  def counted(*args, **kwargs):
+    seen.append(args[3])
+    return original(*args, **kwargs)
+
+  training.serialize_training_step = counted
+  try:
+    settings = [s for s in SETTINGS if "accumulation" not in s]
+    small_lm.run(tmp_path, *settings, TWO, "run.train_steps = 1", text=small_lm.TEXT)
+  finally:
+    training.serialize_training_step = original
+  assert seen and min(seen) > 1
+
+
+@pytest.mark.parametrize(
+  "bindings,error,message",
+  [
+    (["run.pipeline_stages = 0"], errors.ConfigError, "pipeline_stages"),
+    (["run.pipeline_schedule = '2f2b'"], errors.ConfigError, "gpipe"),
+    ([FOUR, "num_layers = 1"], errors.ConfigError, "is 4, and the model has 2 layers"),
+    ([TWO, "run.mesh_devices = ['CPU:0']"], errors.MeshShapeError, "times 2 run.pipeline_stages"),
+  ],
+)
+def test_wrong_settings(bindings, error, message, tmp_path):
+  with pytest.raises(error, match=message):
+    small_lm.run(tmp_path, *SETTINGS, *bindings, text=small_lm.TEXT)
