@@ -91,7 +91,7 @@ class MeshContract(MeshLayout):
     owner: dict[Any, int] = {}
     for i, impl in enumerate(meshes):
       for p in range(impl.size):
-        device = impl.processor_device(p)
+        device = impl.processor_device(p) if impl.has_devices else None
         if device and owner.setdefault(device, i) != i:
           raise MeshShapeError(
             f"stages {owner[device]} and {i} of a pipeline have device {device} in common: each "
@@ -107,6 +107,11 @@ class MeshContract(MeshLayout):
     return True
 
   # ------------------------------------------------------------ for the store
+
+  @property
+  def has_devices(self) -> bool:
+    """False of the base class, which knows the sizes of slices only."""
+    return type(self).processor_device is not MeshContract.processor_device
 
   @property
   def local_processors(self) -> Sequence[int]:

@@ -12,7 +12,7 @@ from mesh_tensorflow.errors import GradientError, GraphError
 from mesh_tensorflow.meshes.for_operations import LoweringInProgress
 from mesh_tensorflow.meshes.laid_out import LazyAllreduceSum
 from mesh_tensorflow.operations.gradients import gradients
-from mesh_tensorflow.program.graph import Operation, Tensor, is_differentiable, usable
+from mesh_tensorflow.program.graph import Operation, Tensor, is_differentiable, on_stage, usable
 
 __all__ = ["CustomGradientOperation", "custom_gradient", "recompute_grad"]
 
@@ -149,6 +149,7 @@ def custom_gradient(
   explicit_inputs = list(explicit_inputs)
   if not explicit_inputs:
     raise GraphError("custom_gradient and recompute_grad need at least one explicit input")
+  explicit_inputs = [on_stage(x) for x in explicit_inputs]
   graph = explicit_inputs[0].graph
   result, operations = graph.capture_operations(lambda: fn(*explicit_inputs))
   several = isinstance(result, (tuple, list))

@@ -40,6 +40,7 @@ def gradients(
   if not ys:
     return [None] * len(xs)
   graph = ys[0].graph
+  start = len(graph.operations)
   operations = list(graph.operations if operations is None else operations)
   if grad_ys is None:
     for y in ys:
@@ -77,6 +78,8 @@ def gradients(
         continue
       with scope.variable_scope(f"{op.name}/gradients"):
         _accumulate(op, found, downstream)
+  for op in graph.operations[start:]:
+    op.is_backward = True
   return [found.get(x) for x in xs]
 
 
@@ -117,8 +120,6 @@ def _accumulate(op: Operation, found: dict[Tensor, Tensor], downstream: set[Tens
   operations[before:] = [
     made for made in operations[before:] if made in needed or isinstance(made, Variable)
   ]
-  for made in operations[before:]:
-    made.is_backward = True
   for x, g in zip(op.inputs, grads):
     if g is None or x not in downstream:
       continue

@@ -20,6 +20,7 @@ from mesh_tensorflow.planning.evaluation import Evaluation, Evaluator
 from mesh_tensorflow.planning.lowering import OperationCost
 from mesh_tensorflow.planning.machine import Machine, convert_to_machine
 from mesh_tensorflow.planning.pictures import draw_layout, draw_time
+from mesh_tensorflow.planning.pipeline import plan_pipeline
 from mesh_tensorflow.planning.program import Program, machine_of
 from mesh_tensorflow.program.dimensions import Shape, ShapeLike, convert_to_shape
 from mesh_tensorflow.program.graph import Graph, Tensor
@@ -103,6 +104,8 @@ class Report:
     machine: the `Machine`, or None.
     time: a `cost_model.StepTime`: the breakdown of the time of a step; None without a machine.
     tokens: number of tokens per step; None if not known.
+    pipeline: a `pipeline.PipelinePlan`: its stages, bubble and schedule; None if there is none. All
+      else is then for one device that does the work of all stages, one after the other.
   """
 
   def __init__(
@@ -139,6 +142,7 @@ class Report:
       key=lambda v: -v.bytes_per_device,
     )
     self.time: StepTime | None = None if machine is None else self.timed(machine)
+    self.pipeline = plan_pipeline(evaluation.graph, impl, evaluation.costs, machine)
     names = evaluation.dimension_names
     self.rules = [self._match(t, m, names) for t, m in self.layout.pairs]
     used = {r.mesh_dimension for r in self.rules if not r.problem} | set(impl.state_dims)
@@ -167,16 +171,19 @@ class Report:
   @property
   def seconds(self) -> float | None:
     """Predicted seconds of a step; None without a machine."""
-    return None if self.time is None else self.time.seconds
+    if self.time is None:
+      return None
+    return self.time.seconds if self.pipeline is None else self.pipeline.seconds
 
   @property
   def utilisation(self) -> float | None:
     """Model FLOPs utilization: `flops_needed` as a fraction of peak; None without a machine."""
-    if self.time is None or not self.time.seconds:
+    if self.time is None or not self.seconds:
       return None
     done = self.flops_per_device * self.mesh_shape.size
     needed = self.flops_needed / done if done else 1.0
-    return self.time.ideal_seconds * needed / self.time.seconds
+    stages = 1 if self.pipeline is None else len(self.pipeline.stages)
+    return self.time.ideal_seconds * needed / (self.seconds * stages)
 
   @property
   def tokens_per_second(self) -> float | None:
@@ -228,6 +235,7 @@ class Report:
         "largest_at_peak": [{"tensor": n, "bytes": b} for n, b in memory.largest[:20]],
       },
       "seconds": self.seconds,
+      "pipeline": None if self.pipeline is None else self.pipeline.to_dict(),
       "time": self._time_dict(),
       "flops_per_device": self.flops_per_device,
       "flops_needed": self.flops_needed,

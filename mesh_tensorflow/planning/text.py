@@ -35,6 +35,7 @@ def report_text(report: Any, rows: int) -> str:
       subsequent_indent="  ",
     ),
     _rules(report),
+    _pipeline(report),
     _time(report, rows),
     _memory(report, rows),
     _work(report, rows),
@@ -43,6 +44,41 @@ def report_text(report: Any, rows: int) -> str:
     _placements("Tensors that every device holds whole", report.replicated_tensors, rows),
   ]
   return "\n\n".join(p for p in parts if p)
+
+
+def _pipeline(report: Any) -> str:
+  """The stages of a pipeline, and its schedule."""
+  plan = report.pipeline
+  if plan is None:
+    return ""
+  title = (
+    f"Pipeline of {len(plan.stages)} stages, {plan.microbatches} microbatches, schedule "
+    f"{plan.schedule}: stages are idle for {100 * plan.bubble:.0f} % of the time"
+  )
+  if plan.is_timed:
+    title += f"; {format_seconds(plan.seconds)} a step"
+  rows = [["stage", "forward", "backward", "updates", "under way", "memory a device", "sends"]]
+  for s in plan.stages:
+    times = [s.forward, s.backward, s.outside]
+    rows.append(
+      [
+        s.name,
+        *(format_seconds(t) if plan.is_timed else "" for t in times),
+        str(s.under_way),
+        format_bytes(s.memory),
+        format_bytes(s.sent),
+      ]
+    )
+  widths = [max(map(len, column)) for column in zip(*rows)]
+  lines = [
+    "  ".join(c.rjust(w) if i else c.ljust(w) for i, (c, w) in enumerate(zip(r, widths)))
+    for r in rows
+  ]
+  lines = ["  " + line.rstrip() for line in lines]
+  if len(plan.stages) <= 16 and plan.microbatches <= 64:
+    lines += ["  Digits are microbatches going forward, letters the same ones going back:"]
+    lines += [f"  {line}" for line in plan.drawn().splitlines()]
+  return "\n".join([title, *lines])
 
 
 def format_bytes(n: int) -> str:

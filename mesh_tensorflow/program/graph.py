@@ -127,6 +127,17 @@ def on_mesh(mesh: Mesh | str | None) -> Iterator[None]:
     _STAGE.mesh = outer
 
 
+def on_stage(x: Tensor) -> Tensor:
+  """A tensor on the mesh of an open `mtf.stage`; as it is, if there is none."""
+  if _STAGE.mesh is None:
+    return x
+  found = x.graph.mesh(_STAGE.mesh) if isinstance(_STAGE.mesh, str) else _STAGE.mesh
+  if found.graph is not x.graph:
+    return x
+  moved: Tensor = provided("reshard")(x, found)
+  return moved
+
+
 class OperationType(type):
   """Enters an operation into its graph once its constructor has succeeded."""
 

@@ -176,6 +176,8 @@ class Lowering:
     self.run_counters: dict[MeshImpl, StoredVariable] = {}
     self._base_keys: dict[MeshImpl, Any] = {}
     self._loop_key: Any = None
+    # Whether it is around the programs of several meshes.
+    self._is_around = len(set(mesh_to_impl.values())) > 1
     # Sums of which shards are asked for: each is scattered as soon as it can be.
     sharded = any(impl.state_dims for impl in mesh_to_impl.values())
     self._scattered = read_in_shards(graph.operations) if sharded else set[Tensor]()
@@ -187,7 +189,7 @@ class Lowering:
     # All of them before the first is lowered, which already makes variables on the devices.
     for op in graph.operations:
       op.verify_layout(self.mesh_impl(op))
-    if len(set(mesh_to_impl.values())) > 1:
+    if self._is_around:
       self._lower_on_several_meshes(wanted)
     else:
       self.lower_operations(graph.operations)
@@ -320,7 +322,7 @@ class Lowering:
       operations: of one mesh, or around the programs of several.
       wanted: the tensors that are asked for afterwards.
     """
-    if len({self.mesh_impl(op) for op in operations}) > 1:
+    if self._is_around:
       self._lower_segments(operations, wanted)
     else:
       self.lower_operations(operations)
@@ -349,6 +351,7 @@ class Lowering:
       if isinstance(x.operation, Reshard):
         tensors.setdefault(x.operation.inputs[0], value)
     result.tensors, result._base_keys, result.scalar_summaries = tensors, {}, []
+    result._is_around = False
     return result
 
   def _lower_on_shards(self, op: Operation) -> bool:
@@ -466,7 +469,7 @@ class Lowering:
         f"{x} was not lowered: it was added to the graph after this Lowering was made, or it is "
         "inside a loop, or it is of one of several meshes and not among the `wanted`"
       )
-    if len(set(self.mesh_to_impl.values())) > 1:
+    if self._is_around:
       return self.mesh_impl(x).combine_local_slices(self.tensors[x].tensor_list, x.shape)
     return self.mesh_impl(x).export_to_tf_tensor(x, self.tensors[x])
 

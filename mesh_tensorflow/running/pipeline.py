@@ -19,10 +19,11 @@ import tensorflow as tf
 from mesh_tensorflow.errors import UnsupportedError
 from mesh_tensorflow.meshes import cross_mesh, schedules
 from mesh_tensorflow.meshes.laid_out import LaidOutTensor, LazyAllreduceSum
+from mesh_tensorflow.operations.control import ScalarSummaryOperation
 from mesh_tensorflow.operations.cross_mesh import Reshard
 from mesh_tensorflow.operations.loops import WhileLoopOperation
 from mesh_tensorflow.operations.variables import Variable
-from mesh_tensorflow.program.graph import Operation, Tensor, needed_operations
+from mesh_tensorflow.program.graph import Operation, Tensor, needed_operations, reads
 from mesh_tensorflow.running.segments import (
   Around,
   ImplOf,
@@ -41,7 +42,8 @@ class Stages:
   """The body of a pipeline, divided.
 
   Attributes:
-    once: `Reshard`s of what is the same for all microbatches, weights say; they run before these.
+    once: operations on what is the same for all microbatches, weights say, `Reshard`s among them;
+      they run before these.
     counters: `Reshard`s of the number of the microbatch.
     order: the segments, and the `Reshard`s between them.
     sums: for each output of the body but the first the tensor that is added up in its place: what a
@@ -49,7 +51,7 @@ class Stages:
     tasks: for each segment its `schedules.Task`.
   """
 
-  once: list[Reshard]
+  once: list[Operation]
   counters: list[Reshard]
   order: list[Segment | Operation]
   sums: list[Tensor]
@@ -93,8 +95,9 @@ def divided(loop: WhileLoopOperation, impl_of: ImplOf, seed: Tensor | None) -> S
     for y in body.outputs[1:]
   ]
   needed = needed_operations(body.operations, outputs)
-  made = {x for op in body.operations for x in op.outputs}
-  once: list[Reshard] = []
+  # What depends on the microbatch.
+  varies = {number}
+  once: list[Operation] = []
   counters: list[Reshard] = []
   inner: list[Operation] = []
   for op in body.operations:
@@ -102,10 +105,12 @@ def divided(loop: WhileLoopOperation, impl_of: ImplOf, seed: Tensor | None) -> S
       continue
     if isinstance(op, Reshard) and op.inputs[0] is number:
       counters.append(op)
-    elif isinstance(op, Reshard) and op.inputs[0] not in made:
+      varies.update(op.outputs)
+    elif _is_invariant(op, varies, impl_of):
       once.append(op)
     else:
       inner.append(op)
+      varies.update(op.outputs)
   order = segments_of(inner, impl_of, outputs, seed)
   for s in order:
     if isinstance(s, Segment):
@@ -116,6 +121,19 @@ def divided(loop: WhileLoopOperation, impl_of: ImplOf, seed: Tensor | None) -> S
     order = [part for s in order for part in _split(s, order)]
   connect(order, outputs, seed)
   return Stages(once, counters, order, outputs, _tasks(order, impl_of))
+
+
+def _is_invariant(op: Operation, varies: set[Tensor], impl_of: ImplOf) -> bool:
+  """True if an operation in the body has the same result for all microbatches."""
+  if getattr(op, "draws_random_numbers", False) or hasattr(op, "inner_operations"):
+    return False
+  if (
+    not op.outputs or isinstance(op, ScalarSummaryOperation) or any(x in varies for x in reads(op))
+  ):
+    return False
+  # Weights that are stored in shards are gathered where they are used, and not kept.
+  gathered = getattr(impl_of(op), "state_dims", ()) and op.inputs
+  return isinstance(op, Reshard) or not gathered
 
 
 def _split(s: Segment | Operation, order: Sequence[Segment | Operation]) -> list[Any]:
@@ -148,12 +166,15 @@ def _tasks(order: Sequence[Segment | Operation], impl_of: ImplOf) -> list[schedu
   tasks: list[schedules.Task] = []
   for s in segments:
     before = {maker[source.get(x, x)] for x in s.inputs if source.get(x, x) in maker}
-    work = [op for op in s.operations if not isinstance(op, Variable)]
-    backward, forward = (
-      any(op.is_backward for op in work),
-      any(not op.is_backward for op in work),
-    )
-    kind = "FB" if backward and forward else "B" if backward else "F"
+    backward = any(op.is_backward for op in s.operations)
+    forward = {
+      x
+      for op in s.operations
+      if not (op.is_backward or isinstance(op, Variable))
+      for x in op.outputs
+    }
+    both = any(x in forward for op in s.operations if op.is_backward for x in op.inputs)
+    kind = "FB" if both else "B" if backward else "F"
     if kind == "B" and any(
       segments[i].impl is s.impl and segments[i].level == s.level for i in before
     ):
@@ -204,7 +225,10 @@ class _LoweredPipeline:
     for x in loop.captured:
       if x in lowering.tensors:
         lowering.tensors[x].to_laid_out_tensor()
-    lowering.lower_operations(self.stages.once)
+    read = {x for s in self.stages.order for x in s.inputs} | set(self.stages.sums)
+    lowering.lower_block(
+      self.stages.once, [x for op in self.stages.once for x in op.outputs if x in read]
+    )
     values: list[dict[Tensor, list[Any]]] = [{} for _ in range(loop.maximum_iterations)]
     sums: dict[Tensor, list[Any]] = {}
     wanted = set(self.stages.sums)

@@ -172,6 +172,7 @@ def segments_of(
     segment.operations.append(op)
     segment.after += [s for s in waits if s not in segment.after]
     levels[op], segment_of[op] = level, segment
+  _sink(found, between, levels, segment_of)
   order: list[Segment | Operation] = []
   for level in sorted({s.level for s in found.values()} | set(between)):
     order += [s for s in found.values() if s.level == level]
@@ -181,6 +182,44 @@ def segments_of(
       read_again(s, lambda v, s=s: s.level <= first_change.get(v, s.level), seed)
   connect(order, wanted, seed)
   return order
+
+
+def _sink(
+  found: dict[tuple[int, int], Segment],
+  between: dict[int, list[Operation]],
+  levels: dict[Operation, int],
+  segment_of: dict[Operation, Segment],
+) -> None:
+  """Moves what is computed of constants and variables alone to where it is used."""
+  first_use: dict[Operation, int] = {}
+
+  def used(x: Tensor, level: int) -> None:
+    first_use[x.operation] = min(first_use.get(x.operation, level), level)
+
+  for level, operations in between.items():
+    for op in operations:
+      for x in read_by(op, None):
+        used(x, level)
+  for s in sorted(found.values(), key=lambda s: -s.level):
+    movable: set[Operation] = set()
+    for op in s.operations:
+      is_free = all(x.operation in movable or x.operation not in levels for x in reads(op))
+      is_pure = op.outputs and not hasattr(op, "inner_operations")
+      if isinstance(op, Variable) or (is_free and is_pure and not list(touched(op))):
+        movable.add(op)
+    moved: set[Operation] = set()
+    for op in reversed(s.operations):
+      use = first_use.get(op, s.level)
+      later = found.get((id(s.impl), use))
+      if op in movable and not isinstance(op, Variable) and use > s.level and later is not None:
+        moved.add(op)
+        later.operations.insert(0, op)
+        levels[op], segment_of[op] = use, later
+      for x in read_by(op, None):
+        used(x, levels[op])
+    s.operations = [op for op in s.operations if op not in moved]
+  for key in [key for key, s in found.items() if not s.operations]:
+    del found[key]
 
 
 def read_again(segment: Segment, may: Callable[[Variable], bool], seed: Tensor | None) -> None:

@@ -11,6 +11,7 @@ import mesh_tensorflow as mtf
 from mesh_tensorflow.arguments.declared import affects
 from mesh_tensorflow.errors import OutOfMemoryError
 from mesh_tensorflow.planning.auto_layout import LayoutChoice
+from mesh_tensorflow.planning.machine import Machine
 from mesh_tensorflow.planning.text import format_bytes, format_seconds
 from mesh_tensorflow.transformer.model.model_steps import ModelSteps
 from mesh_tensorflow.transformer.modes import automatic_layout, layout_rounds, variants
@@ -18,18 +19,23 @@ from mesh_tensorflow.transformer.modes.job import Job, mode
 from mesh_tensorflow.transformer.modes.planned_steps import StepMaker, count_parameters, plan
 
 
-def print_plan(steps: ModelSteps, optimizer: Callable[..., mtf.optimize.Optimizer]) -> mtf.Report:
+def print_plan(
+  steps: ModelSteps,
+  optimizer: Callable[..., mtf.optimize.Optimizer],
+  machine: Machine | None = None,
+) -> mtf.Report:
   """Prints what a training step needs on each processor; see `plan`.
 
   Args:
     steps: the programs of the model.
     optimizer: an optimizer class.
+    machine: a machine that it is timed for, or None.
 
   Returns:
     The `mtf.Report`.
   """
   print(f"{count_parameters(steps):,} parameters", flush=True)
-  report = plan(steps, optimizer)
+  report = plan(steps, optimizer, machine)
   print(report, flush=True)
   return report
 
@@ -99,6 +105,9 @@ def run_plan(job: Job) -> mtf.Report:
     if choice
     else make.steps(job.mesh_shape, job.layout_rules)
   )
+  if job.pipeline_stages > 1:
+    # The search knows meshes without stages only.
+    return print_plan(steps, job.optimizer, automatic_layout.machine_of_plan(job.settings, steps))
   report = print_plan(steps, job.optimizer)
   if not asked:
     print_best_layouts(job, report)

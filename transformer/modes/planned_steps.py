@@ -13,6 +13,7 @@ from mesh_settings.trainer import TrainerSettings
 from mesh_tensorflow.arguments.declared import COUNT, affects, takes
 from mesh_tensorflow.errors import ConfigError
 from mesh_tensorflow.meshes.layout import names_of_dimensions
+from mesh_tensorflow.planning.machine import Machine
 from mesh_tensorflow.running.function import Function
 from mesh_tensorflow.transformer.data.text_io import inputs_vocabulary, targets_vocabulary
 from mesh_tensorflow.transformer.data.vocabularies.base import Vocabularies
@@ -71,12 +72,17 @@ def make_steps(
   )
 
 
-def plan(steps: ModelSteps, optimizer: Callable[..., mtf.optimize.Optimizer]) -> mtf.Report:
+def plan(
+  steps: ModelSteps,
+  optimizer: Callable[..., mtf.optimize.Optimizer],
+  machine: Machine | None = None,
+) -> mtf.Report:
   """Lowers a training step for its mesh, on shapes alone.
 
   Args:
     steps: the programs of the model.
     optimizer: an optimizer class; its slots are variables of the training step.
+    machine: a machine that it is timed for, or None.
 
   Returns:
     A `Report` (see `mtf.describe`).
@@ -84,7 +90,7 @@ def plan(steps: ModelSteps, optimizer: Callable[..., mtf.optimize.Optimizer]) ->
   Raises:
     LayoutError: the layout does not suit the model.
   """
-  return mtf.describe(steps.train_step(steps.required_features, optimizer))
+  return mtf.describe(steps.train_step(steps.required_features, optimizer), machine=machine)
 
 
 def count_parameters(steps: ModelSteps) -> int:
@@ -155,6 +161,12 @@ class StepMaker:
       [n for n in names if n in mesh_shape.dimension_names], settings.reshard_after_forward
     )
     steps.settings = dataclasses.replace(settings, nonfinite="stop", loss_scale=None)
+    stages = self._settings.pipeline_stages
+    if stages > 1:
+      others = [
+        steps.mesh_impl.with_layout(steps.mesh_impl.layout_rules) for _ in range(stages - 1)
+      ]
+      steps.mesh_impl = steps.mesh_impl.with_stages(others, self._settings.pipeline_schedule)
     variant.set_on(steps.model)
     return steps
 

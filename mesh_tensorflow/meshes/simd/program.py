@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 
 import tensorflow as tf
 
+from mesh_tensorflow.errors import GraphError
 from mesh_tensorflow.meshes.collectives.base import Collectives
 
 # A serialized ConfigProto that turns off the graph optimizer (graph_options.rewrite_options.
@@ -74,7 +75,9 @@ class TracedProgram(Program):
       x.handle if isinstance(x, tf.Variable) else x for x in per_processor
     ]
     # The handles are kept here, so that an id means one tensor during the trace.
-    self._per_processor[id(handles[0])] = handles
+    known = self._per_processor.setdefault(id(handles[0]), handles)
+    if len(known) != len(handles) or any(a is not b for a, b in zip(known, handles)):
+      raise GraphError(f"{handles[0]} is the first of two lists of slices, which are not the same")
     return first
 
   def show_progress(self, counters: Callable[[], Sequence[tf.Variable]], x: tf.Tensor) -> None:
