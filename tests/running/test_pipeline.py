@@ -17,7 +17,7 @@ IDS = np.random.default_rng(0).integers(0, 6, [16]).astype(np.int32)
 
 
 def model(features, stages):
-  """An embedding that is the softmax's, too; layers with dropout; an auxiliary loss of each stage."""
+  """A tied embedding; layers with dropout; an auxiliary loss of each stage."""
   ids = features["ids"]
   table = mtf.get_variable(
     ids.mesh, "table", [VOCAB, IO], initializer=tf.random_normal_initializer()

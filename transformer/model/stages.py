@@ -37,8 +37,8 @@ def of_layer(context: Any, i: int) -> contextlib.AbstractContextManager[None]:
   first, count = model.layers_of_pipeline or (0, model.layer_stack.num_layers)
   if len(stages) > count:
     raise errors.ConfigError(
-      f"run.pipeline_stages is {len(stages)}, and the model has {count} layers: a stage has at least "
-      "one; leave it out, or make the model deeper"
+      f"run.pipeline_stages is {len(stages)}, and the model has {count} layers: a stage has at"
+      " least one; leave it out, or make the model deeper"
     )
   return mtf.stage(stages[(first + i) * len(stages) // max(count, 1)])
 
