@@ -308,7 +308,8 @@ class Lowering:
       def next_run() -> list[Any]:
         number, stored = _next_run(impl)
         made.append(stored)
-        return number.to_laid_out_tensor().tensor_list
+        slices: list[Any] = number.to_laid_out_tensor().tensor_list
+        return slices
 
       numbers = [t for r in impl.run_per_device(next_run) for t in r]
       self.run_numbers[impl], self.run_counters[impl] = LaidOutTensor(numbers), made[0]

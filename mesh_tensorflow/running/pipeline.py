@@ -114,7 +114,7 @@ def divided(loop: WhileLoopOperation, impl_of: ImplOf, seed: Tensor | None) -> S
   order = segments_of(inner, impl_of, outputs, seed)
   for s in order:
     if isinstance(s, Segment):
-      read_again(s, lambda v: True, seed)
+      read_again(s, None, seed)
     elif not isinstance(s, Reshard):
       raise UnsupportedError(f"{what}, and so is that of {s.name} in it")
   if loop.schedule == "zero_bubble":
@@ -154,7 +154,7 @@ def _split(s: Segment | Operation, order: Sequence[Segment | Operation]) -> list
     return [s]
   weights = Segment(s.impl, s.level, rest)
   s.operations = [op for op in s.operations if op in first]
-  read_again(weights, lambda v: True, None)
+  read_again(weights, None, None)
   return [s, weights]
 
 
@@ -210,7 +210,8 @@ class _LoweredPipeline:
     self.running, self.loop, self.lowering = running, loop, running.lowering
     self.impl_of: ImplOf = self.lowering.mesh_impl
     self.stages = divided(loop, self.impl_of, running.seed)
-    self.table = schedules.table(self.stages.tasks, loop.maximum_iterations, loop.schedule)
+    self.count = int(loop.maximum_iterations or 0)  # A number, as `divided` has checked.
+    self.table = schedules.table(self.stages.tasks, self.count, loop.schedule)
     self.made = {x for s in self.stages.order for x in _outputs(s)}
     self.functions = [_Stage(self, s) for s in self.stages.segments]
     self.crossings: dict[Segment | None, list[Reshard]] = {}
@@ -229,7 +230,7 @@ class _LoweredPipeline:
     lowering.lower_block(
       self.stages.once, [x for op in self.stages.once for x in op.outputs if x in read]
     )
-    values: list[dict[Tensor, list[Any]]] = [{} for _ in range(loop.maximum_iterations)]
+    values: list[dict[Tensor, list[Any]]] = [{} for _ in range(self.count)]
     sums: dict[Tensor, list[Any]] = {}
     wanted = set(self.stages.sums)
     reads = {x: 0 for x in self.made}
@@ -264,7 +265,7 @@ class _LoweredPipeline:
   def _set_outputs(self, sums: dict[Tensor, list[Any]]) -> None:
     lowering, loop = self.lowering, self.loop
     impl = self.impl_of(loop.outputs[0])
-    count = tf.constant(loop.maximum_iterations)
+    count = tf.constant(self.count)
     lowering.set_tensor_lowering(loop.outputs[0], LaidOutTensor([count] * impl.size))
     axes = {x: a for f in self.functions for x, a in f.pending.items()}
     for out, y, x in zip(loop.outputs[1:], loop.body.outputs[1:], self.stages.sums):
@@ -276,7 +277,7 @@ class _LoweredPipeline:
           around: Any = Around(impl)
           value = LazyAllreduceSum(around, value, axes[x])
       else:  # The same for all microbatches.
-        n = loop.maximum_iterations
+        n = self.count
         slices = self.running.value(x, impl).tensor_list
         value = LaidOutTensor([t * tf.cast(n, t.dtype) for t in slices])
       target = self.impl_of(out)

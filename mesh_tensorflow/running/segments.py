@@ -16,7 +16,7 @@ placement mesh is lowered there; on a SIMD mesh it is a per-device program, trac
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Container, Iterable, Sequence
 from typing import Any, TypeAlias
 
 import tensorflow as tf
@@ -179,7 +179,14 @@ def segments_of(
     order += between.get(level, [])
   for s in order:
     if isinstance(s, Segment):
-      read_again(s, lambda v, s=s: s.level <= first_change.get(v, s.level), seed)
+      level = s.level
+      unchanged = {
+        x.operation
+        for op in s.operations
+        for x in read_by(op, seed)
+        if level <= first_change.get(x.operation, level)
+      }
+      read_again(s, unchanged, seed)
   connect(order, wanted, seed)
   return order
 
@@ -222,18 +229,23 @@ def _sink(
     del found[key]
 
 
-def read_again(segment: Segment, may: Callable[[Variable], bool], seed: Tensor | None) -> None:
+def read_again(
+  segment: Segment, unchanged: Container[Operation] | None, seed: Tensor | None
+) -> None:
   """Has a segment read the variables that it uses by itself.
 
   Args:
     segment: the segment.
-    may: whether a variable has its value still.
+    unchanged: those of which this has the value that it reads; None: all.
     seed: see `read_by`.
   """
   own = set(segment.operations)
   used = dict.fromkeys(x.operation for op in segment.operations for x in read_by(op, seed))
-  variables = [v for v in used if isinstance(v, Variable) and v not in own and may(v)]
-  segment.operations[:0] = variables
+  segment.operations[:0] = [
+    v
+    for v in used
+    if isinstance(v, Variable) and v not in own and (unchanged is None or v in unchanged)
+  ]
 
 
 def _check_one_mesh(op: Operation, impl: MeshImpl, impl_of: ImplOf) -> None:

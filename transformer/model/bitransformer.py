@@ -13,6 +13,7 @@ from mesh_tensorflow import errors
 from mesh_tensorflow.arguments.declared import COUNT, NOT_BELOW_ZERO, affects, takes
 from mesh_tensorflow.meshes.layout import LayoutLike
 from mesh_tensorflow.program.dimensions import ShapeLike
+from mesh_tensorflow.transformer.model import stages
 from mesh_tensorflow.transformer.model.layer_stack import make_layer_stack
 from mesh_tensorflow.transformer.model.sequence_utils import autoregressive_inputs
 from mesh_tensorflow.transformer.model.unitransformer import Unitransformer
@@ -39,8 +40,8 @@ class Bitransformer:
     self.encoder = encoder
     self.decoder = decoder
     self.shared_embedding = shared_embedding
-    count = encoder.layer_stack.num_layers
-    both = count + decoder.layer_stack.num_layers
+    count = stages.layers_of(encoder)
+    both = count + stages.layers_of(decoder)
     encoder.layers_of_pipeline, decoder.layers_of_pipeline = (0, both), (count, both)
 
   @property

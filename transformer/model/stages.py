@@ -20,6 +20,11 @@ def names(graph: mtf.Graph) -> list[str]:
   return found if len(found) > 1 else []
 
 
+def layers_of(model: Any) -> int:
+  """Number of layers of an encoder or a decoder; of a stack that does not tell, one."""
+  return int(getattr(model.layer_stack, "num_layers", 1))
+
+
 def of_layer(context: Any, i: int) -> contextlib.AbstractContextManager[None]:
   """Context manager: what is made in the block is on the mesh of a layer.
 
@@ -34,7 +39,7 @@ def of_layer(context: Any, i: int) -> contextlib.AbstractContextManager[None]:
   if not stages:
     return contextlib.nullcontext()
   model = context.model
-  first, count = model.layers_of_pipeline or (0, model.layer_stack.num_layers)
+  first, count = model.layers_of_pipeline or (0, layers_of(model))
   if len(stages) > count:
     raise errors.ConfigError(
       f"run.pipeline_stages is {len(stages)}, and the model has {count} layers: a stage has at"
@@ -49,4 +54,4 @@ def of_end(context: Any) -> contextlib.AbstractContextManager[None]:
   Args:
     context: a `Context`.
   """
-  return of_layer(context, context.model.layer_stack.num_layers - 1)
+  return of_layer(context, layers_of(context.model) - 1)
