@@ -58,12 +58,14 @@ def _pipeline(report: Any) -> str:
   if plan.is_timed:
     title += f"; {format_seconds(plan.seconds)} a step"
   rows = [["stage", "forward", "backward", "updates", "under way", "memory a device", "sends"]]
+  if not plan.is_timed:
+    rows = [["stage", "under way", "memory a device", "sends"]]
   for s in plan.stages:
     times = [s.forward, s.backward, s.outside]
     rows.append(
       [
         s.name,
-        *(format_seconds(t) if plan.is_timed else "" for t in times),
+        *(format_seconds(t) for t in times if plan.is_timed),
         str(s.under_way),
         format_bytes(s.memory),
         format_bytes(s.sent),
@@ -180,11 +182,13 @@ def _time(report: Any, rows: int) -> str:
   time = report.time
   if time is None:
     return ""
-  lines = [f"Predicted for {report.machine.name}: {format_seconds(time.seconds)} a step"]
+  lines = [f"Predicted for {report.machine.name}: {format_seconds(report.seconds)} a step"]
   if report.utilisation:
     lines[0] += f", {100 * report.utilisation:.3g}% of the devices' peak"
   if report.tokens_per_second:
     lines[0] += f", {report.tokens_per_second:.4g} tokens/s"
+  if report.pipeline is not None:
+    lines.append("  The work of a device of each stage, added up over the stages:")
   parts = sorted(time.parts().items(), key=lambda part: -part[1])
   share = 100 / time.seconds if time.seconds else 0.0
   lines.append(
@@ -221,6 +225,8 @@ def _part_of_peak(time: StepTime, dtype: str, size: int) -> float:
 
 
 def _memory(report: Any, rows: int) -> str:
+  if report.pipeline is not None:
+    return ""  # That of each stage is told with the stages.
   m = report.memory
   sums = [
     ["variables", format_bytes(m.variables)],
