@@ -57,6 +57,10 @@ class _LargestOperation(Operation):
       grad_ys[0], self._outputs[1], self._inputs[0].shape, self._reduced_dim, in_range=True
     ).outputs
 
+  def suits_uneven_slices(self, mesh_impl: MeshImpl) -> bool:
+    along = [d for y in self._outputs for d in y.shape if d not in self._inputs[0].shape]
+    return not any(map(mesh_impl.is_uneven, [self._reduced_dim, *along]))
+
   def _mesh_axis(self, impl: MeshImpl) -> int | None:
     """The mesh axis over which the reduced dimension is split, if any."""
     axis = impl.tensor_dimension_to_mesh_axis(self._reduced_dim)

@@ -460,7 +460,7 @@ class Evaluator:
     """
     impl = PlanMeshImpl(mesh_shape, layout).with_sharded_state(shard_state, reshard_after_forward)
     for op in self.graph.operations:
-      op.verify_layout(impl)
+      op.check_layout(impl)
     mesh_axes = {m.name: i for i, m in enumerate(impl.shape)}
     axes = {d: mesh_axes[m] for d, m in impl.layout_rules.pairs if m in mesh_axes}
     sizes = impl.shape.to_integer_list
