@@ -76,8 +76,6 @@ class GatherOperation(Operation):
     name: of the operation.
   """
 
-  lowers_uneven_slices = True
-
   def __init__(
     self,
     weights: Tensor,
@@ -112,6 +110,10 @@ class GatherOperation(Operation):
   def verify_layout(self, mesh_impl: MeshImpl) -> None:
     super().verify_layout(mesh_impl)
     _verify_positions(self, mesh_impl, self._outputs[0].shape, self._dim)
+
+  def suits_uneven_slices(self, mesh_impl: MeshImpl) -> bool:
+    # Indices along the indexed dimension itself are of other positions than the processor has.
+    return self._dim not in self._inputs[1].shape or not mesh_impl.is_uneven(self._dim)
 
   def lower(self, lowering: LoweringInProgress) -> None:
     impl = lowering.mesh_impl(self)
@@ -212,8 +214,6 @@ class ScatterAddOperation(Operation):
     name: of the operation.
   """
 
-  lowers_uneven_slices = True
-
   def __init__(
     self,
     y: Tensor,
@@ -241,6 +241,10 @@ class ScatterAddOperation(Operation):
   def verify_layout(self, mesh_impl: MeshImpl) -> None:
     super().verify_layout(mesh_impl)
     _verify_positions(self, mesh_impl, self._inputs[0].shape, self._dim)
+
+  def suits_uneven_slices(self, mesh_impl: MeshImpl) -> bool:
+    # Indices along the indexed dimension itself are of other positions than the processor has.
+    return self._dim not in self._inputs[1].shape or not mesh_impl.is_uneven(self._dim)
 
   def lower(self, lowering: LoweringInProgress) -> None:
     impl = lowering.mesh_impl(self)

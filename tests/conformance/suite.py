@@ -125,6 +125,13 @@ def long_layouts(family: str) -> list[framework.Layout]:
 
 
 @functools.cache
+def uneven_layouts(family: str) -> list[framework.Layout]:
+  """Layouts that split unevenly."""
+  count = draws_of(family).long if ALL_TRACED else 2
+  return framework.draw_uneven_layouts(family, FAMILIES[family], count)
+
+
+@functools.cache
 def _split_usually(family: str) -> set[framework.Descriptor]:
   """What one of the usual layouts splits."""
   usually = layouts(family)[: usual(family)]
@@ -220,7 +227,12 @@ class Conformance:
     families = FAMILIES_OF[self.room]
     if "draw" in metafunc.fixturenames:
       cases = []
-      for family in families:
+      for number, family in enumerate(families):
+        if metafunc.function.__name__ == "test_family_split_unevenly":
+          for n in range(len(uneven_layouts(family))):
+            modes = framework.MODES if ALL_TRACED else framework.MODE_PAIRS[(number + n) % 2]
+            cases += [(family, n, mode) for mode in modes]
+          continue
         draws = draws_of(family)
         numbers = {mode: range(draws.usual) for mode in framework.MODES}
         if metafunc.function.__name__ == "test_whole_family_on_each_layout":
@@ -241,6 +253,15 @@ class Conformance:
     with framework.graph_optimizer(draw == 0 and len(FAMILIES[family]) < 40):
       tally, problems = framework.check_family(mode, layout, descriptors, cpu_devices)
     counts = {"family": family, "descriptors": len(FAMILIES[family]), "mode": mode}
+    record_property("conformance", {**counts, "layout": str(layout), **dataclasses.asdict(tally)})
+    assert not problems, f"{layout}, {mode}:\n  " + "\n  ".join(problems)
+
+  def test_family_split_unevenly(self, family, draw, mode, cpu_devices, record_property):
+    """With NaN in the padding of all slices."""
+    layout, descriptors = uneven_layouts(family)[draw], FAMILIES[family]
+    with framework.graph_optimizer(draw == 0 and len(descriptors) < 40):
+      tally, problems = framework.check_family_unevenly(mode, layout, descriptors, cpu_devices)
+    counts = {"family": family, "descriptors": len(descriptors), "mode": mode}
     record_property("conformance", {**counts, "layout": str(layout), **dataclasses.asdict(tally)})
     assert not problems, f"{layout}, {mode}:\n  " + "\n  ".join(problems)
 
