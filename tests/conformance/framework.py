@@ -229,12 +229,10 @@ class Descriptor:
   def may_be_refused(self, layout: Layout) -> bool:
     """Whether a layout that splits unevenly may be refused, and need not be.
 
-    What an operation demands of a split does not count where its inputs are gathered; and inside of
-    a layer there may be an even split that one of its operations does not allow.
+    What an operation demands of a split does not count where its inputs are gathered.
     """
-    if not layout.is_uneven or not all(layout.suits(shape) for shape in self.own_shapes):
-      return False
-    return self.illegal is not None or self.is_illegal(layout)
+    suits = all(layout.suits(shape) for shape in self.own_shapes)
+    return layout.is_uneven and suits and self.is_illegal(layout)
 
   def has_gradient(self, layout: Layout) -> bool:
     """Whether the gradient can be checked on a layout that is legal for the value."""
