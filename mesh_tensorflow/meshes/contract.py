@@ -340,6 +340,7 @@ class LaidOutVariable:
     Returns:
       What the assignments returned.
     """
+    values = self.stored_impl.without_padding(values, self.stored.shape, padding.zero)
     if getattr(self._variable, "compact", None) is None:
       return self.assign_shards(_assign_cast, values)
     impl, shape = self.stored_impl, self.stored.shape

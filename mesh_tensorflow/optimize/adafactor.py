@@ -163,6 +163,7 @@ class AdafactorUpdateOperation(Operation):
         lowering.variables[m].read_shards(tf.float32),
         delta,
       )
+      delta = impl.without_padding(delta, self._variable.shape, padding.zero)
       done += write_slot(lowering, self, m, delta)
     laid_out.update(lambda w, x: done.append(subtract(w, x)), delta)
     lowering.operations[self] = grouped(done)
