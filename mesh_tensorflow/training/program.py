@@ -286,7 +286,7 @@ def num_microbatches(program: Program, settings: TrainerSettings) -> int:
     return program.num_microbatches()
   batch, impl = program.examples.dims[-1], program.mesh_impl
   size = ops.tensor_dim_to_size_per_split(impl.layout_rules, impl.shape, batch)
-  if size % count:
+  if (batch.size if impl.is_uneven(batch) else size) % count:
     raise ConfigError(
       f"{settings.named('gradient_accumulation_steps')} (={count}) does not divide the {size} "
       f"examples that each replica has of a batch of {batch.size}, which is that of one update"
