@@ -121,9 +121,7 @@ class MeshImpl(MeshContract):
       value: returns the scalar for the padding; called with the dtype of x.
       along: the dimensions whose padding is replaced; all by default.
     """
-    axes = [
-      i for i in self.uneven_axes(tensor_shape) if along is None or tensor_shape[i] in along
-    ]
+    axes = [i for i in self.uneven_axes(tensor_shape) if along is None or tensor_shape[i] in along]
     if not axes:
       return x
     replaced: laid_out.LaidOutTensor = self.slicewise(
@@ -169,10 +167,11 @@ class MeshImpl(MeshContract):
 
   def padded_whole(self, tf_tensor: tf.Tensor, tensor_shape: Shape) -> tf.Tensor:
     """A whole tensor with padding behind it, so that it can be cut into slices of one shape."""
-    parts, layout = self.slice_shape(tensor_shape), self.tensor_layout(tensor_shape)
-    for axis in self.uneven_axes(tensor_shape):
-      n = self._shape[layout[axis]].size
-      tf_tensor = padding.padded(tf_tensor, axis, parts[axis] * n)
+    uneven, parts = self.uneven_axes(tensor_shape), self.slice_shape(tensor_shape)
+    for axis, mesh_axis in enumerate(self.tensor_layout(tensor_shape)):
+      if mesh_axis is not None and axis in uneven:
+        size = parts[axis] * self._shape[mesh_axis].size
+        tf_tensor = padding.padded(tf_tensor, axis, size)
     return tf_tensor
 
   def laid_out_slice_num(self, tensor_shape: Shape) -> laid_out.LaidOutTensor:

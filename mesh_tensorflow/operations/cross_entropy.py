@@ -146,9 +146,7 @@ class SoftmaxCrossEntropyOperation(Operation):
   def lower(self, lowering: LoweringInProgress) -> None:
     impl = lowering.mesh_impl(self)
     logits, targets = (lowering.tensors[x] for x in self._inputs)
-    logits = impl.without_padding(
-      logits, self._inputs[0].shape, padding.lowest, [self._vocab_dim]
-    )
+    logits = impl.without_padding(logits, self._inputs[0].shape, padding.lowest, [self._vocab_dim])
     split_axis, begin, part_size = vocabulary_part(impl, self._vocab_dim)
     dims = self._inputs[0].shape.dims
     rest, matrix = self._outputs[0].shape, self._outputs[1].shape

@@ -89,9 +89,7 @@ def identity(x: Tensor, name: str = "identity") -> Tensor:
     x: a `Tensor`.
     name: of the operation.
   """
-  return taking_all_integers(
-    cwise(tf.identity, [x], grad_function=lambda op, dy: [dy], name=name)
-  )
+  return taking_all_integers(cwise(tf.identity, [x], grad_function=lambda op, dy: [dy], name=name))
 
 
 def sin(x: FloatOrComplexTensor, name: str = "sin") -> Tensor:

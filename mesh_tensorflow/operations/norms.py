@@ -173,7 +173,6 @@ def _means(
   Returns:
     A laid-out tensor for each tensor that `fn` returns; not in a tuple if that is one.
   """
-
   extents = impl.laid_out_extents(Shape([dim]), [0]) if impl.is_uneven(dim) else []
 
   def each(reduce: Callable[..., tf.Tensor]) -> Callable[..., Any]:

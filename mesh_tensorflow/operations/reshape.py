@@ -103,10 +103,11 @@ def padded_shapes(impl: MeshImpl, old: Shape, new: Shape) -> tuple[Shape, Shape]
       if not alike:
         return None
       j = alike[0]
-      axes = [impl.tensor_dimension_to_mesh_axis(d) for d in (own[i], other[j])]
-      if axes[1] is not None and axes[0] != axes[1]:
+      axis = impl.tensor_dimension_to_mesh_axis(own[i])
+      assert axis is not None
+      if impl.tensor_dimension_to_mesh_axis(other[j]) not in (None, axis):
         return None
-      padded = impl.slice_shape([own[i]])[0] * impl.shape[axes[0]].size
+      padded = impl.slice_shape([own[i]])[0] * impl.shape[axis].size
       sizes[number][i] = sizes[1 - number][j] = padded
   resized = [
     [Dimension(d.name, n) for d, n in zip(shape, of_shape)]

@@ -77,7 +77,8 @@ class _NormalizedExpOperation(Operation):
     x, *extra = (lowering.tensors[t].to_laid_out_tensor() for t in self.inputs)
     if dtype.size < 4:
       x, *extra = (impl.slicewise(lambda t: tf.cast(t, tf.float32), t) for t in (x, *extra))
-    x = impl.without_padding(x, self._inputs[0].shape, padding.lowest, [self._dim])
+    shape = self._inputs[0].shape
+    x = impl.without_padding(x, shape, padding.lowest, [self._dim]).to_laid_out_tensor()
     if not self._is_reduced and self._is_local(lowering):
       result = impl.slicewise(self._of_whole, x)
     else:

@@ -64,7 +64,8 @@ class Splittable:
     for t in self._outputs:
       mesh_impl.verify_layout(t.shape, f"{type(self).__name__} {self._name}: output {t.name}")
 
-  def suits_uneven_slices(self, mesh_impl: MeshWithLayout) -> bool:
+  # Any: as that of `verify_layout`.
+  def suits_uneven_slices(self, mesh_impl: Any) -> bool:
     """True if `lower` is right on this mesh, whose layout splits some dimensions unevenly.
 
     Args:

@@ -590,9 +590,7 @@ def _agree(
   if any(s.shape != tuple(sizes) for s in slices):
     return False
   # Without their padding.
-  slices = [
-    s[tuple(slice(n) for n in impl.slice_extent(shape, p))] for p, s in enumerate(slices)
-  ]
+  slices = [s[tuple(slice(n) for n in impl.slice_extent(shape, p))] for p, s in enumerate(slices)]
   pairs = [*((whole, e) for e in exports), *zip(parts, slices)]
   if len(slices) != impl.size or any(a.shape != b.shape for a, b in pairs):
     return False

@@ -1,4 +1,4 @@
-"""Dimensions that their mesh axis does not divide, split all the same: places, errors, variables."""
+"""Dimensions that their mesh axis does not divide, split all the same."""
 
 from __future__ import annotations
 
@@ -107,7 +107,9 @@ class TestPlaces:
 class TestErrors:
   def test_without_the_tilde(self, cpu_devices):
     impl = impl_of(cpu_devices, "model:4", "vocab:model")
-    with pytest.raises(LayoutError, match="4 does not divide 65; legal: .* or the rule vocab:model~"):
+    with pytest.raises(
+      LayoutError, match="4 does not divide 65; legal: .* or the rule vocab:model~"
+    ):
       values_of(impl, lambda mesh: [mtf.zeros(mesh, [VOCAB])])
 
   def test_two_dimensions_on_one_axis(self, cpu_devices):
