@@ -17,6 +17,7 @@ import dataclasses
 import functools
 import importlib
 import os
+from collections.abc import Sequence
 
 import pytest
 
@@ -131,6 +132,13 @@ def uneven_layouts(family: str) -> list[framework.Layout]:
   return framework.draw_uneven_layouts(family, FAMILIES[family], count)
 
 
+def _modes_of_uneven(family: str, turn: int, first: bool) -> Sequence[str]:
+  """The first layout eagerly; then one that is traced, unless the family is large."""
+  if ALL_TRACED:
+    return framework.MODES
+  return _EAGER if first or family in LARGE else _TRACED[turn % 2 :][:1]
+
+
 @functools.cache
 def _split_usually(family: str) -> set[framework.Descriptor]:
   """What one of the usual layouts splits."""
@@ -230,8 +238,7 @@ class Conformance:
       for number, family in enumerate(families):
         if metafunc.function.__name__ == "test_family_split_unevenly":
           for n in range(len(uneven_layouts(family))):
-            modes = framework.MODES if ALL_TRACED else framework.MODE_PAIRS[(number + n) % 2]
-            cases += [(family, n, mode) for mode in modes]
+            cases += [(family, n, mode) for mode in _modes_of_uneven(family, number + n, n == 0)]
           continue
         draws = draws_of(family)
         numbers = {mode: range(draws.usual) for mode in framework.MODES}
