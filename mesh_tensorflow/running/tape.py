@@ -19,6 +19,7 @@ import tensorflow as tf
 
 from mesh_tensorflow.errors import GradientError
 from mesh_tensorflow.meshes.mesh_impl import MeshImpl
+from mesh_tensorflow.numerics import padding
 from mesh_tensorflow.operations.constants import import_tf_tensor
 from mesh_tensorflow.operations.einsum import transpose
 from mesh_tensorflow.operations.gradients import gradients
@@ -198,7 +199,10 @@ class Backward:
           of_arguments.append(impl.result_slices(lowering.tensors[g], g.shape))
         elif g is not None:
           stored = xs[i].operation.stored_impl(impl)
-          of_variables.append(impl.to_shards(lowering.tensors[g], g.shape, stored).tensor_list)
+          shards = impl.to_shards(lowering.tensors[g], g.shape, stored)
+          # An optimizer that is not ours may look at all of a slice.
+          shards = stored.without_padding(shards, g.shape, padding.zero)
+          of_variables.append(shards.tensor_list)
       return of_arguments, of_variables
 
     leave = scope.snapshot()

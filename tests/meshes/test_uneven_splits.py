@@ -103,6 +103,14 @@ class TestPlaces:
     (y,) = values_of(impl, lambda mesh: [mtf.import_tf_tensor(mesh, x, [("a", 2), ("n", size)])])
     np.testing.assert_array_equal(x, y)
 
+  @pytest.mark.parametrize(
+    ("processors", "begin", "size"), [([0, 1], 0, 6), ([2, 3], 6, 3), ([3], 9, 0)]
+  )
+  def test_part_of_a_worker(self, cpu_devices, monkeypatch, processors, begin, size):
+    impl = impl_of(cpu_devices, "model:4", "n:model~", "simd")
+    monkeypatch.setattr(impl, "_here", processors)
+    assert impl.local_part(mtf.Shape([("a", 2), ("n", 9)])) == ([0, begin], [2, size])
+
 
 class TestErrors:
   def test_without_the_tilde(self, cpu_devices):
