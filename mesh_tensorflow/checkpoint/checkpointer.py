@@ -36,6 +36,7 @@ from mesh_tensorflow.checkpoint.snapshot import Piece, Spool, pieces_of, whole_p
 from mesh_tensorflow.checkpoint.writer import Job
 from mesh_tensorflow.errors import CheckpointError, StorageError, WorkerLostError
 from mesh_tensorflow.meshes.store import StoredVariable, VariableStore
+from mesh_tensorflow.numerics import kernels
 from mesh_tensorflow.running.lowering import RUN_COUNTER
 from mesh_tensorflow.workers import launcher_reports
 
@@ -162,6 +163,8 @@ def _pieces(owned: Sequence[_Owned], in_background: bool, spool: Spool | None) -
   for name, stored, begin, variable in owned:
     # On CPUs it shares the buffer; a later update of the variable works on a copy.
     value = variable.read_value()
+    if stored.extent(begin) != list(stored.slice_shape):  # Without its padding.
+      value = kernels.cut(value, [0] * len(begin), stored.extent(begin))
     if in_background and spool is None:
       with tf.device(reader.host_device()):
         value = tf.identity(value)

@@ -210,9 +210,10 @@ def requests_for(
   """
   # A value is read in the one dtype and cast to the other.
   item_bytes = max(dtype.size, stored.slice_dtype.size)
-  parts = [([0] * len(begin), list(stored.slice_shape))]
+  extent = stored.extent(begin)
+  parts = [([0] * len(begin), extent)]
   if in_parts:
-    parts = split_block(stored.slice_shape, item_bytes, READ_AT_ONCE)
+    parts = split_block(extent, item_bytes, READ_AT_ONCE)
   whole = stored.shape.to_integer_list
   return [
     Request(
@@ -220,7 +221,8 @@ def requests_for(
       slice_spec(stored.name, whole, [b + o for b, o in zip(begin, offset)], size),
       dtype,
       variables,
-      offset if len(parts) > 1 else None,
+      # Padding behind them keeps its zeros.
+      offset if len(parts) > 1 or extent != list(stored.slice_shape) else None,
       size,
     )
     for offset, size in parts

@@ -410,7 +410,8 @@ def _read(
     # The replicas of a slice share one read.
     by_begin: dict[tuple[int, ...], list[tf.Variable]] = {}
     for begin, v in zip(stored.begins, stored.slices):
-      by_begin.setdefault(begin, []).append(v)
+      if stored.has_values(begin):
+        by_begin.setdefault(begin, []).append(v)
     for begin, variables in by_begin.items():
       requests += reader.requests_for(there, found[there].dtype, stored, begin, variables, in_parts)
   reader.read_slices(path, requests)

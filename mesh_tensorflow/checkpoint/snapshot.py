@@ -130,7 +130,7 @@ def pieces_of(
     name: name of the variable in the checkpoint.
     stored: the variable.
     begin: offset of the slice.
-    value: its value, on the host.
+    value: its value, without padding, on the host.
     spool: takes the value; None: it stays in memory.
 
   Raises:
@@ -140,7 +140,7 @@ def pieces_of(
   start = None if spool is None else spool.append(np.asarray(value))
   whole = stored.shape.to_integer_list
   limit = TRANSFER_BUFFER // _PIECES_OF_A_BUFFER
-  parts = split_block(stored.slice_shape, value.dtype.size, limit)
+  parts = split_block(stored.extent(begin), value.dtype.size, limit)
   pieces = []
   for offset, size in parts:
     at = [b + o for b, o in zip(begin, offset)]

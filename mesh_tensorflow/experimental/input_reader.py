@@ -99,7 +99,8 @@ def _host_id_to_tf_device(host_id: int, external_worker: bool) -> str:
 
 def _pnum_map(mesh_impl: MeshImpl, shape: Shape) -> np.ndarray:
   """Processor numbers by slice: an axis for each dimension, and one for replicas."""
-  counts = [d.size // n for d, n in zip(shape, mesh_impl.slice_shape(shape))]
+  # It cuts batches into equal slices: an uneven split is told of here.
+  counts = [d.size // n for d, n in zip(shape, mesh_impl.even_only.slice_shape(shape))]
   slots: dict[tuple[int, ...], list[int]] = collections.defaultdict(list)
   for pnum in range(mesh_impl.size):
     begin = mesh_impl.slice_begin(shape, pnum)

@@ -322,10 +322,10 @@ def read_slices(
 
   Raises:
     ShapeError: the shape is not that of the volume.
-    LayoutError: the layout does not divide a dimension.
+    LayoutError: the layout does not divide a dimension; an uneven split is refused, too.
   """
   shape, first = _space(volume, shape)
-  halos, sizes = _halos(shape, halo), mesh_impl.slice_shape(shape)
+  halos, sizes = _halos(shape, halo), mesh_impl.even_only.slice_shape(shape)
   wide = [n + 2 * h for n, h in zip(sizes, halos)]
   last = first + len(volume.shape)
   if any(halos[:first] + halos[last:]):

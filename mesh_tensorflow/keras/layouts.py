@@ -543,7 +543,7 @@ class Decision:
     Args:
       joined: see `joined`.
     """
-    rules = dict(self.mesh_impl.layout_rules.pairs)
+    rules = dict(self.mesh_impl.layout_rules.written)
     names = {path: tuple(joined.get(n or "", n) for n in axes) for path, axes in self.names.items()}
     twice = any(
       len(set(axes)) < len(axes) for axes in ([n for n in a if n] for a in names.values())
@@ -702,11 +702,12 @@ def suited(mesh_impl: MeshImpl, imported: Imported, always: Collection[str]) -> 
     always: names of dimensions whose rules are never left out.
   """
   mesh = {m.name: int(m.size) for m in mesh_impl.shape}
-  dims = imported.dimensions
+  dims, uneven = imported.dimensions, mesh_impl.layout_rules.uneven
   unsuited = [
     (d, m)
     for d, m in mesh_impl.layout_rules.pairs
-    if d not in always and (d not in dims or (m in mesh and dims[d].size % mesh[m]))
+    if d not in always
+    and (d not in dims or (m in mesh and dims[d].size % mesh[m] and (d, m) not in uneven))
   ]
   if not unsuited:
     return mesh_impl
@@ -717,7 +718,8 @@ def suited(mesh_impl: MeshImpl, imported: Imported, always: Collection[str]) -> 
       "mtf.keras: %s:%d cannot be split over %s:%d, so each device computes all of it",
       *(d, dims[d].size, m, mesh[m]),
     )
-  return mesh_impl.with_layout([p for p in mesh_impl.layout_rules.pairs if p not in unsuited])
+  rules = zip(mesh_impl.layout_rules.pairs, mesh_impl.layout_rules.written)
+  return mesh_impl.with_layout([written for pair, written in rules if pair not in unsuited])
 
 
 def _of_distribution(

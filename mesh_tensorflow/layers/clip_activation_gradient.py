@@ -23,6 +23,8 @@ __all__ = ["clip_activation_gradient", "summary_for_clip_activation_gradient"]
 class ClipGradientOperation(Operation):
   """The value of x; its gradient is scaled down to an RMS of at most `clip_rms_norm`."""
 
+  lowers_uneven_slices = True
+
   def __init__(self, x: Tensor, clip_rms_norm: float, name: str | None = None):
     super().__init__([x], name=name or "clip_activation_gradient")
     self._clip_rms_norm = clip_rms_norm

@@ -26,7 +26,7 @@ from mesh_tensorflow.meshes.layout import LayoutLike, MeshLayout
 from mesh_tensorflow.meshes.remade_stores import Life
 from mesh_tensorflow.meshes.schedules import check_schedule
 from mesh_tensorflow.meshes.store import StoredVariable, VariableStore
-from mesh_tensorflow.numerics import compact, random_bits
+from mesh_tensorflow.numerics import compact, padding, random_bits
 from mesh_tensorflow.program.dimensions import Shape, ShapeLike
 from mesh_tensorflow.program.graph import Tensor
 
@@ -375,6 +375,8 @@ class LaidOutVariable:
     """The current values in the layout of the slices, cast."""
     impl = self._mesh_impl
     values = impl.slicewise(lambda v: v.read_value(), impl.LaidOutTensor(self.slices))
+    if padding.is_filled():
+      values = self.stored_impl.without_padding(values, self.stored.shape, padding.fill_of)
     if self._scales:
       values = impl.slicewise(
         lambda x, *scales: tf.cast(compact.decode(x, scales), dtype),
@@ -397,6 +399,7 @@ class LaidOutVariable:
     Returns:
       What the assignments returned.
     """
+    values = self.stored_impl.without_padding(values, self.stored.shape, padding.zero)
     if getattr(self._variable, "compact", None) is None:
       return self.assign_shards(_assign_cast, values)
     impl, shape = self.stored_impl, self.stored.shape
@@ -434,10 +437,11 @@ class LaidOutVariable:
     return found
 
   def to_shards(self, values: LaidOut) -> laid_out.LaidOutTensor:
-    """Values in the layout of the program, in the layout of the slices."""
-    found: laid_out.LaidOutTensor = self._mesh_impl.to_shards(
-      values, self.stored.shape, self.stored_impl
-    )
+    """Values in the layout of the program, in the layout of the slices, with zeros as padding."""
+    shape = self.stored.shape
+    shards = self._mesh_impl.to_shards(values, shape, self.stored_impl)
+    # Any other values would do; these stay finite, whatever an update does with them.
+    found: laid_out.LaidOutTensor = self.stored_impl.without_padding(shards, shape, padding.zero)
     return found
 
   def assign_to_slices(self, assign_fn: Callable[..., object], values: LaidOut) -> list[Any]:

@@ -74,13 +74,15 @@ class Assembly:
     at: number of the processor that puts it together.
     replicas: numbers of all processors that have the slice.
     grid: for each axis the number of blocks along it.
-    transfers: the blocks, row-major.
+    transfers: the blocks, row-major; none of a slice that is all padding.
+    padding: for each axis the number of places behind the blocks that are padding.
   """
 
   at: int
   replicas: tuple[int, ...]
   grid: tuple[int, ...]
   transfers: tuple[Transfer, ...]
+  padding: tuple[int, ...]
 
 
 def _replicas(impl: HasSlices, shape: Shape) -> dict[Begin, list[int]]:
@@ -114,9 +116,11 @@ def plan_transfers(source: HasSlices, target: HasSlices, shape: Shape) -> list[A
   for turn, (begin, replicas) in enumerate(wanted.items()):
     # The blocks along each axis: (first slice's offset, begin, end).
     cuts = [
-      [(s, max(s, b), min(s + n, b + m)) for s in axis if s < b + m and b < s + n]
-      for axis, b, n, m in zip(starts, begin, part, new_part)
+      [(s, max(s, b), min(s + n, b + m, d.size)) for s in axis if s < b + m and b < s + n]
+      for axis, b, n, m, d in zip(starts, begin, part, new_part, shape)
     ]
+    cuts = [[(s, low, high) for s, low, high in axis if low < high] for axis in cuts]
+    filled = [sum(high - low for _, low, high in axis) for axis in cuts]
     blocks = list(itertools.product(*cuts))
 
     def local(p: int, blocks: Sequence[Any] = blocks) -> int:
@@ -141,7 +145,9 @@ def plan_transfers(source: HasSlices, target: HasSlices, shape: Shape) -> list[A
       sent_by[q] += 0 if here else math.prod(size)
       offset = tuple(low - s for s, low, _ in block)
       transfers.append(Transfer(q, offset, size, not here))
-    result.append(Assembly(at, tuple(replicas), tuple(map(len, cuts)), tuple(transfers)))
+    left = tuple(m - n for m, n in zip(new_part, filled))
+    grid = tuple(map(len, cuts))
+    result.append(Assembly(at, tuple(replicas), grid, tuple(transfers), left))
   return result
 
 
@@ -185,14 +191,19 @@ def reshard(
   for assembly in plan_transfers(source, target, shape):
     blocks = [_block(source, slices[t.source], t) for t in assembly.transfers]
     with tf.device(target.processor_device(assembly.at)):
-      whole = _joined(blocks, assembly.grid)
+      if blocks:
+        whole = _joined(blocks, assembly.grid)
+        if any(assembly.padding):
+          whole = tf.pad(whole, [[0, n] for n in assembly.padding])
+      else:
+        whole = tf.zeros(target.slice_shape(shape), slices[0].dtype)
     for p in assembly.replicas:
       result[p] = whole
   return result
 
 
 def _block(source: HasSlices, x: tf.Tensor, transfer: Transfer) -> tf.Tensor:
-  if x.shape.as_list() == list(transfer.size):
+  if list(x.shape) == list(transfer.size):
     return x
   # Cut where it lies, so that no more is sent than is asked for.
   with tf.device(source.processor_device(transfer.source)):

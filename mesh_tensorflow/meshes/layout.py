@@ -45,6 +45,9 @@ __all__ = [
 _LOG = logging.getLogger("mesh_tensorflow")
 _Self = TypeVar("_Self", bound="MeshLayout")
 
+# Ends the mesh dimension of a rule that splits sizes which the mesh dimension does not divide, too.
+UNEVEN = "~"
+
 # The shape of a mesh, where only the sizes of its dimensions count.
 MeshSizes: TypeAlias = Shape | Sequence[int]
 
@@ -108,6 +111,10 @@ class LayoutRules:
   A rule splits every tensor dimension of that name over the mesh dimension of
   that name. Rules for mesh dimensions that a mesh does not have are ignored.
 
+  A `~` behind the mesh dimension ("vocab:model~") lets the rule split a size that the mesh
+  dimension does not divide. All slices then have as many places as the largest one; those
+  behind the end of the dimension are padding, which no value depends on.
+
   Args:
     pairs: (tensor dimension name, mesh dimension name) pairs, or a dict.
   """
@@ -126,7 +133,8 @@ class LayoutRules:
         raise LayoutError(
           f"a layout rule is a pair (tensor dimension name, mesh dimension name), got {p!r}"
         )
-    self._pairs = set(pairs)
+    self._uneven = frozenset((t, m.removesuffix(UNEVEN)) for t, m in pairs if m.endswith(UNEVEN))
+    self._pairs = {(t, m.removesuffix(UNEVEN)) for t, m in pairs}
 
   @checked
   def tensor_dimension_to_mesh_axis(
@@ -179,8 +187,23 @@ class LayoutRules:
 
   @property
   def pairs(self) -> list[tuple[str, str]]:
-    """The rules, sorted."""
+    """The rules, sorted, without any `~`."""
     return sorted(self._pairs)
+
+  @property
+  def uneven(self) -> frozenset[tuple[str, str]]:
+    """Those of `pairs` that split sizes which the mesh dimension does not divide, too."""
+    return self._uneven
+
+  @property
+  def written(self) -> list[tuple[str, str]]:
+    """The rules as they are written, sorted: `LayoutRules` of these are the same rules."""
+    return [(t, m + UNEVEN if (t, m) in self._uneven else m) for t, m in self.pairs]
+
+  @property
+  def to_string(self) -> str:
+    """The rules as text, from which `convert_to_layout_rules` makes the same ones."""
+    return ",".join(f"{t}:{m}" for t, m in self.written)
 
   @checked
   def check_mesh(self, mesh_shape: Shape) -> list[tuple[str, str]]:
@@ -189,13 +212,16 @@ class LayoutRules:
     return [p for p in self.pairs if p[1] not in names]
 
   def __eq__(self, other: object) -> bool:
-    return isinstance(other, LayoutRules) and self._pairs == other._pairs
+    return isinstance(other, LayoutRules) and self._key() == other._key()
 
   def __hash__(self) -> int:
-    return hash(frozenset(self._pairs))
+    return hash(self._key())
 
   def __repr__(self) -> str:
-    return f"LayoutRules{self._pairs}"
+    return f"LayoutRules{set(self.written)}"
+
+  def _key(self) -> tuple[frozenset[tuple[str, str]], frozenset[tuple[str, str]]]:
+    return frozenset(self._pairs), self._uneven
 
 
 LayoutLike: TypeAlias = LayoutRules | str | Iterable[tuple[str, str]] | dict[str, str]
@@ -223,7 +249,8 @@ def convert_to_layout_rules(x: LayoutLike) -> LayoutRules:
   """Turns `LayoutRules`, "batch:rows,d_ff:cols", pairs, or a dict into `LayoutRules`.
 
   Args:
-    x: any of these; "" and {} split nothing.
+    x: any of these; "" and {} split nothing. "vocab:cols~" splits a size that the mesh dimension
+      does not divide, too.
   """
   if isinstance(x, LayoutRules):
     return x
@@ -256,20 +283,29 @@ def tensor_dim_to_size_per_split(
   Args:
     layout: layout rules, as `convert_to_layout_rules` takes them.
     mesh_shape: a mesh shape, as `convert_to_shape` takes it.
-    tensor_dim: a tensor dimension.
+    tensor_dim: a tensor dimension. Split unevenly it has parts of different sizes: the largest.
 
   Raises:
-    LayoutError: the mesh dimension does not divide the tensor dimension.
+    LayoutError: the mesh dimension does not divide the tensor dimension, and the rule has no `~`.
   """
   mesh_shape = convert_to_shape(mesh_shape)
   tensor_dim = convert_to_dimension(tensor_dim)
-  axis = convert_to_layout_rules(layout).tensor_dimension_to_mesh_axis(tensor_dim, mesh_shape)
+  rules = convert_to_layout_rules(layout)
+  axis = rules.tensor_dimension_to_mesh_axis(tensor_dim, mesh_shape)
   if axis is None:
     return tensor_dim.size
-  parts = mesh_shape[axis].size
-  if tensor_dim.size % parts:
-    raise LayoutError(indivisible_message("", tensor_dim, mesh_shape[axis]))
-  return tensor_dim.size // parts
+  return _part_size(rules, tensor_dim, mesh_shape[axis], "")
+
+
+def _part_size(rules: LayoutRules, d: Dimension, mesh_dim: Dimension, what: str) -> int:
+  """Places of a slice along a dimension that is split over a mesh dimension.
+
+  Raises:
+    LayoutError: the mesh dimension does not divide it, and the rule has no `~`.
+  """
+  if d.size % mesh_dim.size and (d.name, mesh_dim.name) not in rules.uneven:
+    raise LayoutError(indivisible_message(what, d, mesh_dim))
+  return -(-d.size // mesh_dim.size)
 
 
 def indivisible_message(what: str, tensor_dim: Dimension, mesh_dim: Dimension) -> str:
@@ -282,7 +318,8 @@ def indivisible_message(what: str, tensor_dim: Dimension, mesh_dim: Dimension) -
   return (
     f"dimension {tensor_dim.name}:{size}{what} cannot be split over mesh axis "
     f"{mesh_dim.name}:{parts}: {parts} does not divide {size}; legal: a mesh axis of size "
-    f"{shown}, a dimension of size {up}, or no rule {tensor_dim.name}:{mesh_dim.name}"
+    f"{shown}, a dimension of size {up}, no rule {tensor_dim.name}:{mesh_dim.name}, or the rule "
+    f"{tensor_dim.name}:{mesh_dim.name}{UNEVEN}, which splits it unevenly"
   )
 
 
@@ -419,6 +456,12 @@ class MeshLayout:
     self._layout_cache: dict[Shape, TensorLayout] = {}
     self._verified: set[Shape] = set()
     self._finer: dict[tuple[tuple[str, str], ...], Any] = {}
+    self._uneven_names = frozenset(
+      t for t, m in layout_rules.uneven if any(m == d.name and d.size > 1 for d in self._shape)
+    )
+    self._uneven_axes: dict[Shape, tuple[int, ...]] = {}
+    self._coarser: dict[frozenset[str], Any] = {}
+    self._even: Any = None
 
   def with_layout(self: _Self, layout_rules: LayoutLike) -> _Self:
     """The same mesh with other layout rules: of the same devices, and with the same variables.
@@ -497,7 +540,7 @@ class MeshLayout:
     if pairs not in self._finer:
       # Not `with_layout`, which tells of rules without effect each time.
       finer_layout = self._finer[pairs] = copy.copy(self)
-      finer_layout._set_rules(LayoutRules([*self._layout_rules.pairs, *pairs]))
+      finer_layout._set_rules(LayoutRules([*self._layout_rules.written, *pairs]))
     layout: _Self = self._finer[pairs]
     return layout
 
@@ -569,15 +612,15 @@ class MeshLayout:
     """Checks that a tensor of this shape can be laid out.
 
     Raises:
-      LayoutError: two dimensions on one mesh axis, or an indivisible dimension.
+      LayoutError: two dimensions on one mesh axis, or an indivisible dimension without a `~`.
     """
     shape = shape_of(shape)
     if shape in self._verified:
       return
     layout = self._layout_rules.tensor_layout(shape, self._shape, what=what)
     for d, axis in zip(shape, layout):
-      if axis is not None and d.size % self._shape[axis].size:
-        raise LayoutError(indivisible_message(f" of {what}", d, self._shape[axis]))
+      if axis is not None:
+        _part_size(self._layout_rules, d, self._shape[axis], f" of {what}")
     self._layout_cache[shape] = layout
     self._verified.add(shape)
 
@@ -589,34 +632,85 @@ class MeshLayout:
     return [None if a is None else cumprod[a] for a in axes]
 
   def slice_shape(self, tensor_shape: ShapeLike) -> list[int]:
-    """Sizes of the slice of one processor.
+    """Sizes of the slice of one processor, padding included: the same on all processors.
 
     Args:
       tensor_shape: a `Shape`, or a list of dimensions such as `x.shape[:-1]`.
 
     Raises:
-      LayoutError: a mesh dimension does not divide the tensor dimension split over it.
+      LayoutError: a mesh dimension does not divide the tensor dimension split over it, and the
+        rule has no `~`.
     """
     tensor_shape = shape_of(tensor_shape)
-    result = []
-    for d, axis in zip(tensor_shape, self.tensor_layout(tensor_shape)):
-      if axis is None:
-        result.append(d.size)
-        continue
-      n = self._shape[axis].size
-      if d.size % n:
-        raise LayoutError(indivisible_message(f" of {tensor_shape}", d, self._shape[axis]))
-      result.append(d.size // n)
-    return result
+    what = f" of {tensor_shape}"
+    return [
+      d.size if axis is None else _part_size(self._layout_rules, d, self._shape[axis], what)
+      for d, axis in zip(tensor_shape, self.tensor_layout(tensor_shape))
+    ]
 
   def slice_begin(self, tensor_shape: ShapeLike, pnum: int) -> list[int]:
-    """Offsets of the slice of processor `pnum` in the whole tensor."""
+    """Offsets of the slice of processor `pnum` in the whole tensor.
+
+    One that has nothing but padding along a dimension begins at the dimension's end or behind it.
+    """
     tensor_shape = shape_of(tensor_shape)
     coord = pnum_to_processor_coordinates(self._shape, pnum)
     return [
-      0 if axis is None else d.size // self._shape[axis].size * coord[axis]
+      0 if axis is None else -(-d.size // self._shape[axis].size) * coord[axis]
       for d, axis in zip(tensor_shape, self.tensor_layout(tensor_shape))
     ]
+
+  def slice_extent(self, tensor_shape: ShapeLike, pnum: int) -> list[int]:
+    """Sizes of the slice of processor `pnum` without its padding, 0 where it is nothing else."""
+    tensor_shape = shape_of(tensor_shape)
+    begins, sizes = self.slice_begin(tensor_shape, pnum), self.slice_shape(tensor_shape)
+    return [min(n, max(0, d.size - b)) for d, b, n in zip(tensor_shape, begins, sizes)]
+
+  @property
+  def uneven_names(self) -> frozenset[str]:
+    """Names of the tensor dimensions that are split whether or not it leaves padding."""
+    return self._uneven_names
+
+  def is_uneven(self, dim: Dimension) -> bool:
+    """True if the dimension is split over a mesh axis that does not divide its size."""
+    if dim.name not in self._uneven_names:
+      return False
+    axis = self.tensor_dimension_to_mesh_axis(dim)
+    return axis is not None and bool(dim.size % self._shape[axis].size)
+
+  def uneven_axes(self, tensor_shape: ShapeLike) -> tuple[int, ...]:
+    """Axes of a tensor that are split unevenly: along them slices may have padding."""
+    if not self._uneven_names:
+      return ()
+    shape = shape_of(tensor_shape)
+    if shape not in self._uneven_axes:
+      self._uneven_axes[shape] = tuple(i for i, d in enumerate(shape) if self.is_uneven(d))
+    return self._uneven_axes[shape]
+
+  def unsplit(self: _Self, names: Iterable[str]) -> _Self:
+    """The same mesh with a layout that leaves tensor dimensions whole.
+
+    Args:
+      names: names of the dimensions.
+    """
+    key = frozenset(names)
+    if key not in self._coarser:
+      coarser = self._coarser[key] = copy.copy(self)
+      coarser._set_rules(LayoutRules([p for p in self._layout_rules.written if p[0] not in key]))
+      coarser._state_dims = ()
+    layout: _Self = self._coarser[key]
+    return layout
+
+  @property
+  def even_only(self: _Self) -> _Self:
+    """The same mesh with the same rules, but for the `~` of some."""
+    if not self._layout_rules.uneven:
+      return self
+    if self._even is None:
+      self._even = copy.copy(self)
+      self._even._set_rules(LayoutRules(self._layout_rules.pairs))
+    layout: _Self = self._even
+    return layout
 
   def slice_size(self, tensor_shape: ShapeLike) -> int:
     """Number of elements of a slice."""

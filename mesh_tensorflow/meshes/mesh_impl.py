@@ -27,7 +27,7 @@ from mesh_tensorflow.meshes.layout import (
   shape_of,
 )
 from mesh_tensorflow.meshes.slices import align
-from mesh_tensorflow.numerics import kernels, random_bits
+from mesh_tensorflow.numerics import kernels, padding, random_bits
 from mesh_tensorflow.program.dimensions import Shape, ShapeLike, list_product
 
 # How many operations before its use a variable that is stored in shards may be gathered.
@@ -87,9 +87,92 @@ class MeshImpl(MeshContract):
       if axis is None or self._shape[axis].size == 1:
         begins.append(0)
       else:
-        part = d.size // self._shape[axis].size
+        part = -(-d.size // self._shape[axis].size)
         begins.append(self.slicewise(lambda c, part=part: c * part, self.laid_out_pcoord(axis)))
     return begins
+
+  def laid_out_extents(self, tensor_shape: Shape, axes: Sequence[int]) -> list[Any]:
+    """Numbers of places of the processor's slice that are not padding.
+
+    Args:
+      tensor_shape: a `Shape`.
+      axes: axes of it that are split.
+
+    Returns:
+      For each axis an int32 scalar laid out; Python integers if they are static.
+    """
+    begins, sizes = self.laid_out_slice_begin(tensor_shape), self.slice_shape(tensor_shape)
+
+    def extent(begin: int | tf.Tensor, whole: int, part: int) -> int | tf.Tensor:
+      if isinstance(begin, int):
+        return min(part, max(0, whole - begin))
+      return tf.clip_by_value(whole - begin, 0, part)
+
+    return [self.slicewise(extent, begins[i], tensor_shape[i].size, sizes[i]) for i in axes]
+
+  def without_padding(
+    self, x: LaidOut, tensor_shape: Shape, value: Callable[[tf.DType], tf.Tensor], along: Any = None
+  ) -> LaidOut:
+    """x with its padding replaced; x itself if no dimension is split unevenly.
+
+    Args:
+      x: a laid-out tensor.
+      tensor_shape: its `Shape`.
+      value: returns the scalar for the padding; called with the dtype of x.
+      along: the dimensions whose padding is replaced; all by default.
+    """
+    axes = [i for i in self.uneven_axes(tensor_shape) if along is None or tensor_shape[i] in along]
+    if not axes:
+      return x
+    replaced: laid_out.LaidOutTensor = self.slicewise(
+      lambda t, *extents: padding.replaced(t, axes, extents, value(t.dtype)),
+      x,
+      *self.laid_out_extents(tensor_shape, axes),
+    )
+    return replaced
+
+  def gathered_for(self, x: LaidOut, tensor_shape: Shape, coarser: MeshLayout) -> LaidOut:
+    """Slices of this layout, gathered to those of one that leaves more dimensions whole.
+
+    Args:
+      x: a laid-out tensor.
+      tensor_shape: its `Shape`.
+      coarser: the layout, see `MeshLayout.unsplit`.
+    """
+    for axis, mesh_axis in enumerate(self.tensor_layout(tensor_shape)):
+      if mesh_axis is None or coarser.tensor_layout(tensor_shape)[axis] is not None:
+        continue
+      x = self.allconcat(x, mesh_axis, axis)
+      if axis in self.uneven_axes(tensor_shape):
+        size = tensor_shape[axis].size
+        x = self.slicewise(lambda t, i=axis, n=size: kernels.cut_axis(t, i, 0, n), x)
+    return x
+
+  def cut_from(self, x: LaidOut, tensor_shape: Shape, coarser: MeshLayout) -> LaidOut:
+    """Slices of this layout, cut from those of one that leaves more dimensions whole.
+
+    Args:
+      x: a laid-out tensor.
+      tensor_shape: its `Shape`.
+      coarser: the layout, see `MeshLayout.unsplit`.
+    """
+    parts = self.slice_shape(tensor_shape)
+    for axis, mesh_axis in enumerate(self.tensor_layout(tensor_shape)):
+      if mesh_axis is None or coarser.tensor_layout(tensor_shape)[axis] is not None:
+        continue
+      size = parts[axis] * self._shape[mesh_axis].size
+      x = self.slicewise(lambda t, i=axis, n=size: padding.padded(t, i, n), x)
+      x = self.allsplit(x, mesh_axis, axis)
+    return x
+
+  def padded_whole(self, tf_tensor: tf.Tensor, tensor_shape: Shape) -> tf.Tensor:
+    """A whole tensor with padding behind it, so that it can be cut into slices of one shape."""
+    uneven, parts = self.uneven_axes(tensor_shape), self.slice_shape(tensor_shape)
+    for axis, mesh_axis in enumerate(self.tensor_layout(tensor_shape)):
+      if mesh_axis is not None and axis in uneven:
+        size = parts[axis] * self._shape[mesh_axis].size
+        tf_tensor = padding.padded(tf_tensor, axis, size)
+    return tf_tensor
 
   def laid_out_slice_num(self, tensor_shape: Shape) -> laid_out.LaidOutTensor:
     """A number per processor, equal for processors that hold the same slice."""
@@ -262,6 +345,7 @@ class MeshImpl(MeshContract):
     slice_shape = self.slice_shape(tensor_shape)
     if slice_shape == tensor_shape.to_integer_list:
       return [tf_tensor] * self.size
+    tf_tensor = self.padded_whole(tf_tensor, tensor_shape)
     cut: dict[tuple[int, ...], tf.Tensor] = {}
     result = []
     for pnum in range(self.size):
@@ -290,7 +374,10 @@ class MeshImpl(MeshContract):
           parts = parts[:inner]
         else:
           parts = [tf.concat(parts[i::inner], tensor_axis) for i in range(inner)]
-      return parts[0]
+      whole = parts[0]
+      for axis in self.uneven_axes(tensor_shape):
+        whole = kernels.cut_axis(whole, axis, 0, tensor_shape[axis].size)
+      return whole
 
     if device is None:
       return combine()

@@ -68,7 +68,7 @@ def assign_block(variable: tf.Variable, offset: Sequence[int], value: tf.Tensor)
     value: its values.
   """
   if value.shape.ndims > _MOST_AXES_OF_A_BLOCK:  # It is the whole.
-    variable.assign(value)
+    variable.assign(padded_slice(value, variable.shape))
     return
   # Not variable[...].assign, which reads the variable: it would have to be copied then.
   tf.raw_ops.ResourceStridedSliceAssign(
@@ -80,6 +80,19 @@ def assign_block(variable: tf.Variable, offset: Sequence[int], value: tf.Tensor)
   )
   # After a partial write TensorFlow copies the variable at each read, unless this is called.
   tf.raw_ops.DisableCopyOnRead(resource=variable.handle)
+
+
+def padded_slice(value: tf.Tensor, size: Sequence[int]) -> tf.Tensor:
+  """The values of a slice with zeros behind them.
+
+  Args:
+    value: the values.
+    size: sizes of the slice.
+  """
+  for axis, n in enumerate(size):
+    if value.shape[axis] != n:
+      value = kernels.pad(value, axis, 0, n - value.shape[axis])
+  return value
 
 
 def computed_in_parts(
@@ -152,8 +165,9 @@ class StoredVariable:
     layout: which mesh axis splits which axis.
     mesh_shape: the mesh.
     slices: one tf.Variable for each processor of this process.
-    begins: the offset of each slice in the whole variable.
-    slice_shape: sizes of a slice.
+    begins: the offset of each slice in the whole variable; of a slice that is padding alone it is
+      at the end, or behind it.
+    slice_shape: sizes of a slice, padding included.
     processors: the number of the processor of each slice.
     shares: for each worker the offsets of the slices that it contributes to `gathered`; () if every
       worker has all slices.
@@ -172,11 +186,29 @@ class StoredVariable:
   processors: tuple[int, ...] = (0,)
   shares: tuple[tuple[tuple[int, ...], ...], ...] = ()
 
+  def extent(self, begin: Sequence[int]) -> list[int]:
+    """Sizes of the slice at an offset without its padding; 0 if it is nothing else.
+
+    Args:
+      begin: the offset.
+    """
+    sizes = zip(self.shape.to_integer_list, begin, self.slice_shape)
+    return [min(n, max(0, whole - b)) for whole, b, n in sizes]
+
+  def has_values(self, begin: Sequence[int]) -> bool:
+    """True if the slice at an offset is not padding alone.
+
+    Args:
+      begin: the offset.
+    """
+    return self.extent(begin) == list(self.slice_shape) or all(self.extent(begin))
+
   def distinct(self) -> list[tuple[tuple[int, ...], tf.Variable]]:
-    """(offset, slice) of the slices without their replicas."""
+    """(offset, slice) of the slices without their replicas, and without those of padding alone."""
     seen: dict[tuple[int, ...], tf.Variable] = {}
     for begin, v in zip(self.begins, self.slices):
-      seen.setdefault(begin, v)
+      if self.has_values(begin):
+        seen.setdefault(begin, v)
     return list(seen.items())
 
   def owned(self, worker: int = 0) -> list[tuple[tuple[int, ...], tf.Variable]]:
@@ -194,7 +226,8 @@ class StoredVariable:
     return [
       (begin, v)
       for begin, v, p in zip(self.begins, self.slices, self.processors)
-      if not any(pnum_to_processor_coordinates(self.mesh_shape, p)[i] for i in free)
+      if self.has_values(begin)
+      and not any(pnum_to_processor_coordinates(self.mesh_shape, p)[i] for i in free)
     ]
 
   def numpy(self) -> Any:
@@ -205,15 +238,15 @@ class StoredVariable:
     """
     whole = np.zeros(self.shape.to_integer_list, self.slice_dtype.as_numpy_dtype)
     distinct = self.distinct()
-    if len(distinct) * math.prod(self.slice_shape) != whole.size:
+    if sum(math.prod(self.extent(begin)) for begin, _ in distinct) != whole.size:
+      number = math.prod(-(-n // k) for n, k in zip(self.shape.to_integer_list, self.slice_shape))
       raise VariableError(
         f"variable {self.name} {self.shape} is split over several workers, and this one has "
-        f"{len(distinct)} of its {whole.size // math.prod(self.slice_shape)} slices; save a "
-        "checkpoint and read the value from there, call `gathered` in all workers, or look at "
-        "`slices`"
+        f"{len(distinct)} of its {number} slices; save a checkpoint and read the value from "
+        "there, call `gathered` in all workers, or look at `slices`"
       )
     for begin, v in distinct:
-      whole[self._block(begin)] = v.numpy()
+      self._put(whole, begin, v.numpy())
     return whole
 
   def gathered(self) -> Any:
@@ -242,7 +275,7 @@ class StoredVariable:
         f"{where}, and {workers.current().names(others)} did not read it when this one did, or "
         f"failed (its log says why); {how}"
       )
-    here = dict(self.distinct())
+    here = dict(zip(self.begins, self.slices))
     values = [here[begin].numpy() for begin in self.shares[workers.current().index]]
     data = b"".join(v.tobytes() for v in values)
     dtype = np.dtype(self.slice_dtype.as_numpy_dtype)
@@ -253,11 +286,15 @@ class StoredVariable:
     for row, begins in zip(rows, self.shares):
       for i, begin in enumerate(begins):
         block = row[i * part : (i + 1) * part].view(dtype)
-        whole[self._block(begin)] = block.reshape(self.slice_shape)
+        self._put(whole, begin, block.reshape(self.slice_shape))
     return whole
 
-  def _block(self, begin: Sequence[int]) -> tuple[slice, ...]:
-    return tuple(slice(b, b + n) for b, n in zip(begin, self.slice_shape))
+  def _put(self, whole: Any, begin: Sequence[int], values: Any) -> None:
+    """Sets the part of an array that a slice has, without its padding."""
+    extent = self.extent(begin)
+    whole[tuple(slice(b, b + n) for b, n in zip(begin, extent))] = values[
+      tuple(slice(n) for n in extent)
+    ]
 
   def assign(self, value: npt.ArrayLike | tf.Tensor) -> None:
     """Sets every slice from a whole array (cast to the slice dtype)."""
@@ -268,7 +305,10 @@ class StoredVariable:
       )
     for begin, v in zip(self.begins, self.slices):
       # Not for scalars: tf.slice takes an empty list for one of floats.
-      part = kernels.cut(value, begin, self.slice_shape) if begin else value
+      part = value
+      if begin:
+        first = [min(b, n) for b, n in zip(begin, self.shape.to_integer_list)]
+        part = padded_slice(kernels.cut(value, first, self.extent(begin)), self.slice_shape)
       v.assign(tf.cast(part, self.slice_dtype))
 
 
@@ -389,7 +429,13 @@ class VariableStore(tf.Module):  # type: ignore[misc]  # TensorFlow says nothing
     begins = [tuple(mesh_impl.slice_begin(shape, p)) for p in mesh_impl.local_processors]
 
     def value(begin: tuple[int, ...]) -> tf.Tensor:
-      return computed_in_parts(init, key, full, begin, part, slice_dtype)
+      extent = [min(n, max(0, size - b)) for size, b, n in zip(full, begin, part)]
+      if extent == part:
+        return computed_in_parts(init, key, full, begin, part, slice_dtype)
+      if not all(extent):
+        return tf.zeros(part, slice_dtype)
+      values = computed_in_parts(init, key, full, begin, extent, slice_dtype)
+      return padded_slice(values, part)
 
     with tf.init_scope():  # Out of the tf.function that is being traced, if one is.
       slices = mesh_impl.create_slices(_variable_name(f"{name}_slice"), begins, value, trainable)

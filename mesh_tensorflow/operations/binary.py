@@ -57,6 +57,8 @@ __all__ = [
 class _LinearOperation(BinaryOpWithBroadcasting):
   """x1 + x2 or x1 - x2: sums that are pending stay pending."""
 
+  lowers_uneven_slices = True
+
   def lower(self, lowering: LoweringInProgress) -> None:
     x1, x2 = self._inputs
     out = self.outputs[0]
@@ -130,6 +132,8 @@ class MinMaxOperation(BinaryOpWithBroadcasting):
   Args:
     tf_fn: tf.minimum or tf.maximum. The others: see `AddOperation`.
   """
+
+  lowers_uneven_slices = True
 
   def __init__(
     self,

@@ -88,6 +88,8 @@ class BlockOperation(Operation):
   the last of `_inputs`.
   """
 
+  # Each operation inside does, or is lowered on gathered inputs there.
+  lowers_uneven_slices = True
   may_mix_meshes = True
 
   _blocks: list[Block]
@@ -130,7 +132,7 @@ class BlockOperation(Operation):
 
   def verify_layout(self, mesh_impl: MeshImpl) -> None:
     for op in self.inner_operations:
-      op.verify_layout(mesh_impl)
+      op.check_layout(mesh_impl)
     super().verify_layout(mesh_impl)
 
   def outside(self, lowering: LoweringInProgress) -> Any:

@@ -11,6 +11,7 @@ import tensorflow as tf
 from mesh_tensorflow.arguments.kinds import Scalar
 from mesh_tensorflow.errors import ArgumentError, DTypeError, GradientError, ShapeError
 from mesh_tensorflow.meshes.for_operations import LoweringInProgress
+from mesh_tensorflow.meshes.mesh_impl import MeshImpl
 from mesh_tensorflow.meshes.slices import align
 from mesh_tensorflow.numerics.kernels import elementwise
 from mesh_tensorflow.operations.constants import import_tf_tensor
@@ -137,6 +138,11 @@ class BinaryOpWithBroadcasting(Operation):
       f"{self.name} of {self._inputs[0]} and {self._inputs[1]}: this function has no gradient; use "
       "mtf.stop_gradient"
     )
+
+  def suits_uneven_slices(self, mesh_impl: MeshImpl) -> bool:
+    # Padding may be any integer: TensorFlow raises an error if a divisor is 0.
+    divides = self._inputs[0].dtype.is_integer and self._outputs[0].dtype.is_integer
+    return self.lowers_uneven_slices or not divides
 
   def lower(self, lowering: LoweringInProgress) -> None:
     x1, x2 = self._inputs

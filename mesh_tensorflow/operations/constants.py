@@ -46,6 +46,8 @@ class Constant(Operation):
     name: of the operation.
   """
 
+  lowers_uneven_slices = True
+
   def __init__(
     self, mesh: Mesh, value: Any, shape: Shape, dtype: tf.DType, name: str | None = None
   ):
@@ -150,6 +152,8 @@ class ImportOperation(Operation):
     name: of the operation.
   """
 
+  lowers_uneven_slices = True
+
   def __init__(self, mesh: Mesh, tf_tensor: Any, shape: Shape, name: str | None = None):
     super().__init__([], mesh=mesh, name=name or "import")
     tf_tensor = _converted(self.name, tf_tensor)
@@ -191,6 +195,8 @@ class ImportLaidOutTensorOperation(Operation):
     shape: a `Shape`: that of the whole tensor.
     name: of the operation.
   """
+
+  lowers_uneven_slices = True
 
   def __init__(self, mesh: Mesh, laid_out_tensor: Any, shape: Shape, name: str | None = None):
     super().__init__([], mesh=mesh, name=name or "import")

@@ -27,6 +27,8 @@ class StopGradient(Operation):
     name: of the operation.
   """
 
+  lowers_uneven_slices = True
+
   def __init__(self, x: Tensor, name: str | None = None):
     super().__init__([x], name=name or "stop_gradient")
     self._outputs = [Tensor(self, x.shape, x.dtype)]
@@ -100,6 +102,8 @@ class ScalarSummaryOperation(Operation, Tensor):
 
   It is an operation, and it is its own output: a `Tensor` of the scalar's value.
   """
+
+  lowers_uneven_slices = True
 
   def __init__(self, name: str, x: Tensor):
     Operation.__init__(self, [x], name=name)

@@ -11,7 +11,7 @@ from mesh_tensorflow.errors import DTypeError, ShapeError
 from mesh_tensorflow.meshes.for_operations import LoweringInProgress
 from mesh_tensorflow.meshes.mesh_impl import MeshImpl
 from mesh_tensorflow.meshes.slices import transpose_to
-from mesh_tensorflow.numerics import kernels
+from mesh_tensorflow.numerics import kernels, padding
 from mesh_tensorflow.operations.binary import add, multiply
 from mesh_tensorflow.operations.comparison import greater_equal, less, logical_and
 from mesh_tensorflow.operations.constants import ones_like
@@ -90,6 +90,8 @@ class SoftmaxCrossEntropyOperation(Operation):
     DTypeError: `logits` are not floating, or `targets` no integers.
   """
 
+  lowers_uneven_slices = True
+
   def __init__(
     self,
     logits: Tensor,
@@ -144,6 +146,7 @@ class SoftmaxCrossEntropyOperation(Operation):
   def lower(self, lowering: LoweringInProgress) -> None:
     impl = lowering.mesh_impl(self)
     logits, targets = (lowering.tensors[x] for x in self._inputs)
+    logits = impl.without_padding(logits, self._inputs[0].shape, padding.lowest, [self._vocab_dim])
     split_axis, begin, part_size = vocabulary_part(impl, self._vocab_dim)
     dims = self._inputs[0].shape.dims
     rest, matrix = self._outputs[0].shape, self._outputs[1].shape
@@ -163,7 +166,7 @@ class SoftmaxCrossEntropyOperation(Operation):
       largest = tf.reduce_max(x, -1)
       # max p is exp(0) / sum exp(x - largest).
       log_z = largest - tf.math.log(tf.reduce_max(p, -1))
-      classes = self.classes_of(b, part_size)
+      classes = self.classes_of(impl, b, part_size)
       at = _Positions(transpose_to(t, target_dims, rest.dims), b, part_size, classes)
       weight = _times(tf.cast(at.inside, exact), on - off)
       # Not a plain product: a target of another part stands at a logit that may be -inf.
@@ -218,9 +221,11 @@ class SoftmaxCrossEntropyOperation(Operation):
     for out, laid_out in zip(self._outputs, (loss, p, slope)):
       lowering.set_tensor_lowering(out, laid_out)
 
-  def classes_of(self, begin: int | tf.Tensor, part_size: int) -> int | tf.Tensor | None:
+  def classes_of(
+    self, impl: MeshImpl, begin: int | tf.Tensor, part_size: int
+  ) -> int | tf.Tensor | None:
     """How many ids of a part of the vocabulary are classes, an integer; None: all ids are."""
-    if self._num_classes == self._vocab_dim.size:
+    if self._num_classes == self._vocab_dim.size and not impl.is_uneven(self._vocab_dim):
       return None
     if isinstance(begin, int):
       return min(max(self._num_classes - begin, 0), part_size)
@@ -235,6 +240,8 @@ class SoftmaxCrossEntropyGradOperation(Operation):
     dy: the gradient of its loss.
     name: of the operation.
   """
+
+  lowers_uneven_slices = True
 
   def __init__(self, forward_op: SoftmaxCrossEntropyOperation, dy: Tensor, name: str | None = None):
     logits, targets = forward_op.inputs
@@ -293,7 +300,7 @@ class SoftmaxCrossEntropyGradOperation(Operation):
       dy_slice = tf.reshape(transpose_to(dy_slice, dy.shape.dims, rest.dims), [rows])
       dy_slice = tf.cast(dy_slice, slope.dtype)
       factor = dy_slice * tf.reshape(slope_slice, [rows])
-      classes = forward.classes_of(b, part_size)
+      classes = forward.classes_of(impl, b, part_size)
       p_slice = tf.reshape(p_slice, [rows, part_size])
       # d loss / d x = slope * p - soft, with soft = off everywhere and on - off more at the target:
       # a scatter of one number a position instead of a matrix of targets.

@@ -27,6 +27,7 @@ class Reshard(Operation):
 
   may_mix_meshes = True
   is_between_meshes = True
+  lowers_uneven_slices = True
 
   def __init__(self, x: Tensor, mesh: Mesh, name: str | None = None):
     check_one_graph("reshard", x, [mesh])

@@ -31,6 +31,7 @@ class CustomGradientOperation(Operation):
     name: of the operation.
   """
 
+  lowers_uneven_slices = True
   may_mix_meshes = True
 
   def __init__(
@@ -169,6 +170,8 @@ def custom_gradient(
 
 class AfterOperation(Operation):
   """Identity of x, with a control dependency on a slice of another tensor."""
+
+  lowers_uneven_slices = True
 
   def __init__(self, x: Tensor, dependency: Tensor, name: str | None = None):
     super().__init__([x, dependency], name=name or "after")

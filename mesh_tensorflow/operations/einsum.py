@@ -10,6 +10,7 @@ from mesh_tensorflow.errors import DimensionTypeError, DTypeError, GraphError, S
 from mesh_tensorflow.meshes.for_operations import LoweringInProgress
 from mesh_tensorflow.meshes.laid_out import LazyAllreduceSum
 from mesh_tensorflow.meshes.mesh_impl import MeshImpl
+from mesh_tensorflow.numerics import padding
 from mesh_tensorflow.operations.complex import conj
 from mesh_tensorflow.operations.contraction import contract
 from mesh_tensorflow.operations.reduction import mesh_axes_of
@@ -38,6 +39,8 @@ class EinsumOperation(Operation):
     output_shape: a `Shape`.
     name: of the operation.
   """
+
+  lowers_uneven_slices = True
 
   def __init__(self, inputs: list[Tensor], output_shape: Shape, name: str | None = None):
     super().__init__(inputs, name=name or "einsum")
@@ -79,8 +82,13 @@ class EinsumOperation(Operation):
     def product(*slices: tf.Tensor) -> tf.Tensor:
       return contract(slices, dims, present.dims)
 
-    laid_out = impl.slicewise(product, *[lowering.tensors[x] for x in self._inputs])
     reduced = [d for d in self._union if d not in out.shape]
+    # Of every input that has it: zero times what may be in the padding of another need not be zero.
+    slices = [
+      impl.without_padding(lowering.tensors[x], x.shape, padding.zero, reduced)
+      for x in self._inputs
+    ]
+    laid_out = impl.slicewise(product, *slices)
     mesh_axes = mesh_axes_of(impl, reduced)
     if mesh_axes:
       key, size = f"allreduce/{mesh_axes}/einsum_op", impl.laid_out_size(present)

@@ -11,7 +11,7 @@ from mesh_tensorflow.arguments.checking import checked
 from mesh_tensorflow.arguments.kinds import DTypeLike
 from mesh_tensorflow.errors import DTypeError
 from mesh_tensorflow.meshes.for_operations import LoweringInProgress
-from mesh_tensorflow.operations.slicewise import cwise
+from mesh_tensorflow.operations.slicewise import cwise, taking_all_integers
 from mesh_tensorflow.program.argument_kinds import (
   BoolTensor,
   CastableTensor,
@@ -89,7 +89,7 @@ def identity(x: Tensor, name: str = "identity") -> Tensor:
     x: a `Tensor`.
     name: of the operation.
   """
-  return cwise(tf.identity, [x], grad_function=lambda op, dy: [dy], name=name)
+  return taking_all_integers(cwise(tf.identity, [x], grad_function=lambda op, dy: [dy], name=name))
 
 
 def sin(x: FloatOrComplexTensor, name: str = "sin") -> Tensor:
@@ -104,7 +104,9 @@ def cos(x: FloatOrComplexTensor, name: str = "cos") -> Tensor:
 
 def square(x: NumberTensor, name: str = "square") -> Tensor:
   """x ** 2, elementwise; arguments as `identity`."""
-  return cwise(tf.square, [x], name=name, grad_function=_of_input(lambda dy, v: dy * _conj(v + v)))
+  return taking_all_integers(
+    cwise(tf.square, [x], name=name, grad_function=_of_input(lambda dy, v: dy * _conj(v + v)))
+  )
 
 
 def sqrt(x: FloatOrComplexTensor, name: str = "sqrt") -> Tensor:
@@ -139,7 +141,9 @@ def tanh(x: FloatOrComplexTensor, name: str = "tanh") -> Tensor:
 
 def negative(x: SignedTensor, name: str = "negative") -> Tensor:
   """Minus x, elementwise; arguments as `identity`."""
-  return cwise(tf.negative, [x], name=name, grad_function=lambda op, dy: [negative(dy)])
+  return taking_all_integers(
+    cwise(tf.negative, [x], name=name, grad_function=lambda op, dy: [negative(dy)])
+  )
 
 
 def reciprocal(x: FloatOrComplexTensor, name: str = "reciprocal") -> Tensor:
@@ -149,12 +153,14 @@ def reciprocal(x: FloatOrComplexTensor, name: str = "reciprocal") -> Tensor:
 
 def relu(x: RealTensor, name: str = "relu") -> Tensor:
   """max(x, 0), elementwise; the gradient at 0 is 0; arguments as `identity`."""
-  return cwise(
-    tf.nn.relu,
-    [x],
-    name=name,
-    # ReluGrad looks only whether a feature is positive: the output is where the input is.
-    grad_function=_of_output(lambda dy, y: _raw.ReluGrad(gradients=dy, features=y)),
+  return taking_all_integers(
+    cwise(
+      tf.nn.relu,
+      [x],
+      name=name,
+      # ReluGrad looks only whether a feature is positive: the output is where the input is.
+      grad_function=_of_output(lambda dy, y: _raw.ReluGrad(gradients=dy, features=y)),
+    )
   )
 
 
@@ -205,7 +211,7 @@ def softplus(x: FloatTensor) -> Tensor:
 
 def sign(x: SignedTensor, name: str = "sign") -> Tensor:
   """-1, 0 or 1; no gradient; arguments as `identity`."""
-  return cwise(tf.sign, [x], name=name, grad_function=0)
+  return taking_all_integers(cwise(tf.sign, [x], name=name, grad_function=0))
 
 
 def logical_not(x: BoolTensor, name: str = "logical_not") -> Tensor:
@@ -221,6 +227,8 @@ class CastBeforeSumOperation(Operation):
     dtype: the dtype.
     name: of the operation.
   """
+
+  lowers_uneven_slices = True
 
   def __init__(self, x: Tensor, dtype: tf.DType, name: str | None = None):
     super().__init__([x], name=name or "cast_before_sum")
@@ -261,13 +269,15 @@ def cast(x: Tensor, dtype: DTypeLike, name: str = "cast") -> Tensor:
   if tf.string in (dtype, x.dtype):
     raise DTypeError(f"{name}: {x} cannot be cast to {dtype.name}: text has no value as a number")
   drops_imaginary = x.dtype.is_complex and not dtype.is_complex and dtype != tf.bool
-  return cwise(
-    # By its real part, as TensorFlow's own cast, which warns about it.
-    lambda v: tf.cast(tf.math.real(v) if drops_imaginary else v, dtype),
-    [x],
-    output_dtype=dtype,
-    name=name,
-    grad_function=lambda op, dy: [cast(dy, op.inputs[0].dtype)],
+  return taking_all_integers(
+    cwise(
+      # By its real part, as TensorFlow's own cast, which warns about it.
+      lambda v: tf.cast(tf.math.real(v) if drops_imaginary else v, dtype),
+      [x],
+      output_dtype=dtype,
+      name=name,
+      grad_function=lambda op, dy: [cast(dy, op.inputs[0].dtype)],
+    )
   )
 
 
@@ -302,16 +312,18 @@ def mtf_abs(x: SignedTensor) -> Tensor:
   Args:
     x: a `Tensor`.
   """
-  return cwise(
-    tf.abs,
-    [x],
-    output_dtype=x.dtype.real_dtype,
-    name="abs",
-    grad_function=lambda op, dy: [
-      cwise(
-        lambda v, g: tf.cast(g, v.dtype) * tf.sign(v), [op.inputs[0], dy], name=f"{op.name}_grad"
-      )
-    ],
+  return taking_all_integers(
+    cwise(
+      tf.abs,
+      [x],
+      output_dtype=x.dtype.real_dtype,
+      name="abs",
+      grad_function=lambda op, dy: [
+        cwise(
+          lambda v, g: tf.cast(g, v.dtype) * tf.sign(v), [op.inputs[0], dy], name=f"{op.name}_grad"
+        )
+      ],
+    )
   )
 
 

@@ -13,6 +13,7 @@ from mesh_tensorflow.meshes.for_operations import LoweringInProgress
 from mesh_tensorflow.meshes.laid_out import LaidOut, LazyAllreduceSum
 from mesh_tensorflow.meshes.mesh_impl import MeshImpl
 from mesh_tensorflow.meshes.slices import align, transpose_to
+from mesh_tensorflow.numerics import padding
 from mesh_tensorflow.numerics.kernels import elementwise, where
 from mesh_tensorflow.operations.constants import constant
 from mesh_tensorflow.operations.reduction import broadcast, mesh_axes_of, reduce_mean
@@ -110,12 +111,19 @@ class GatherOperation(Operation):
     super().verify_layout(mesh_impl)
     _verify_positions(self, mesh_impl, self._outputs[0].shape, self._dim)
 
+  def suits_uneven_slices(self, mesh_impl: MeshImpl) -> bool:
+    # Indices along the indexed dimension itself are of other positions than the processor has.
+    return self._dim not in self._inputs[1].shape or not mesh_impl.is_uneven(self._dim)
+
   def lower(self, lowering: LoweringInProgress) -> None:
     impl = lowering.mesh_impl(self)
     weights, indices = self._inputs
     out = self._outputs[0].shape.dims
     size = impl.slice_shape(Shape([self._dim]))[0]
     split = is_split(impl, self._dim)
+    extents = impl.laid_out_extents(Shape([self._dim]), [0]) if impl.is_uneven(self._dim) else []
+    # Indices in padding may be any number.
+    in_range = self._in_range and not impl.uneven_axes(indices.shape)
     # Dimensions of both are batch dimensions; the indices' own replace `dim`.
     batch = [d for d in weights.shape - self._dim if d in indices.shape]
     own = [d for d in indices.shape if d not in batch]
@@ -126,7 +134,9 @@ class GatherOperation(Operation):
     axis = w_order.index(self._dim)
     got = w_order[:axis] + own + w_order[axis + 1 :]
 
-    def read(w: tf.Tensor, i: tf.Tensor, begin: int | tf.Tensor) -> tf.Tensor:
+    def read(
+      w: tf.Tensor, i: tf.Tensor, begin: int | tf.Tensor, *extent: int | tf.Tensor
+    ) -> tf.Tensor:
       w = transpose_to(w, weights.shape.dims, w_order)
       i = transpose_to(as_index(i), indices.shape.dims, batch + own)
       if split:
@@ -134,14 +144,20 @@ class GatherOperation(Operation):
       # TensorFlow refuses an index out of range on CPUs, and reads zeros there on GPUs: it reads
       # another row, which `keep_where` then hides.
       safe = i
-      if split or not self._in_range:
+      if split or not in_range:
         safe = tf.clip_by_value(i, tf.zeros([], i.dtype), tf.constant(size - 1, i.dtype))
       y = tf.gather(w, safe, axis=axis, batch_dims=len(batch))
       y = transpose_to(y, got, out)
-      return y if safe is i else keep_where(y, align(tf.equal(safe, i), batch + own, out))
+      if safe is i:
+        return y
+      found = tf.equal(safe, i)
+      if extent:  # What is behind them is padding.
+        found = tf.logical_and(found, i < tf.cast(extent[0], i.dtype))
+      return keep_where(y, align(found, batch + own, out))
 
+    begin = begin_of(impl, self._dim)
     laid_out = impl.slicewise(
-      read, lowering.tensors[weights], lowering.tensors[indices], begin_of(impl, self._dim)
+      read, lowering.tensors[weights], lowering.tensors[indices], begin, *extents
     )
     if split:
       laid_out = _pending_sum(lowering, impl, laid_out, [self._dim], "gather_op")
@@ -226,6 +242,10 @@ class ScatterAddOperation(Operation):
     super().verify_layout(mesh_impl)
     _verify_positions(self, mesh_impl, self._inputs[0].shape, self._dim)
 
+  def suits_uneven_slices(self, mesh_impl: MeshImpl) -> bool:
+    # Indices along the indexed dimension itself are of other positions than the processor has.
+    return self._dim not in self._inputs[1].shape or not mesh_impl.is_uneven(self._dim)
+
   def lower(self, lowering: LoweringInProgress) -> None:
     impl = lowering.mesh_impl(self)
     y, indices = self._inputs
@@ -239,14 +259,21 @@ class ScatterAddOperation(Operation):
     rest = [d for d in out - self._dim if d not in batch]
     batch_sizes, rest_sizes = impl.slice_shape(Shape(batch)), impl.slice_shape(Shape(rest))
     rows = list_product(batch_sizes)
+    # Rows of padding are left out; their indices may be any number.
+    padded = [i for i, d in enumerate(batch + own) if impl.is_uneven(d)]
+    extents = impl.laid_out_extents(Shape(batch + own), padded) if padded else []
+    in_range = self._in_range and not padded
     # Short floats are added up in float32.
     dtype = tf.float32 if y.dtype in (tf.bfloat16, tf.float16) else y.dtype
 
-    def add_up(t: tf.Tensor, i: tf.Tensor, begin: int | tf.Tensor) -> tf.Tensor:
+    def add_up(
+      t: tf.Tensor, i: tf.Tensor, begin: int | tf.Tensor, *extents: int | tf.Tensor
+    ) -> tf.Tensor:
       t = tf.cast(transpose_to(t, y.shape.dims, batch + own + rest), dtype)
       i = transpose_to(as_index(i), indices.shape.dims, batch + own)
       if split:
         i = i - tf.cast(begin, i.dtype)
+      i = padding.replaced(i, padded, extents, tf.constant(-1, i.dtype))
       # Segments are the cells of a matrix [rows, size], of which there may be more than int32 has.
       if rows * size >= 2**31:
         i = tf.cast(i, tf.int64)
@@ -254,7 +281,7 @@ class ScatterAddOperation(Operation):
       if rows > 1:
         row = tf.reshape(tf.range(rows, dtype=i.dtype) * size, batch_sizes + [1] * len(own))
         segment = i + row
-      if split or not self._in_range:
+      if split or not in_range:
         # Negative segments are dropped, too large ones are an error.
         valid = i < size if rows == 1 else tf.logical_and(i >= 0, i < size)
         segment = where(valid, segment, tf.constant(-1, i.dtype))
@@ -262,8 +289,9 @@ class ScatterAddOperation(Operation):
       t = tf.cast(tf.reshape(t, batch_sizes + [size] + rest_sizes), y.dtype)
       return transpose_to(t, batch + [self._dim] + rest, out.dims)
 
+    begin = begin_of(impl, self._dim)
     laid_out = impl.slicewise(
-      add_up, lowering.tensors[y], lowering.tensors[indices], begin_of(impl, self._dim)
+      add_up, lowering.tensors[y], lowering.tensors[indices], begin, *extents
     )
     # Where the indices are split, each processor has added up its own. A split `dim` needs no sum:
     # each has the positions that lie in its block.

@@ -9,6 +9,7 @@ import tensorflow as tf
 
 from mesh_tensorflow.meshes.for_operations import LoweringInProgress
 from mesh_tensorflow.meshes.mesh_impl import MeshImpl
+from mesh_tensorflow.numerics import padding
 from mesh_tensorflow.operations.binary import add, multiply
 from mesh_tensorflow.operations.einsum import einsum
 from mesh_tensorflow.operations.elementwise import cast, negative, square
@@ -37,6 +38,8 @@ class NormalizeOperation(Operation):
     centered: whether the mean is subtracted.
     name: of the operation.
   """
+
+  lowers_uneven_slices = True
 
   def __init__(
     self, x: Tensor, dim: Dimension, epsilon: float, centered: bool, name: str | None = None
@@ -72,7 +75,8 @@ class NormalizeOperation(Operation):
     if y.dtype != factor.dtype:
       x = impl.slicewise(lambda t: tf.cast(t, factor.dtype), x)
     if self._centered:
-      x = impl.slicewise(tf.subtract, x, _means(impl, self._dim, axis, lambda t: [t], x))
+      means = _means(impl, self._dim, axis, lambda t: [t], x)
+      x = impl.slicewise(tf.subtract, x, means)
     # Of x without its mean: mean(x ** 2) - mean(x) ** 2 would cancel where the mean is large.
     variance = _means(impl, self._dim, axis, lambda t: [tf.square(t)], x)
 
@@ -97,6 +101,8 @@ class NormalizeGradOperation(Operation):
     centered: whether it subtracted the mean.
     name: of the operation.
   """
+
+  lowers_uneven_slices = True
 
   def __init__(
     self,
@@ -155,7 +161,7 @@ class NormalizeGradOperation(Operation):
 def _means(
   impl: MeshImpl, dim: Dimension, axis: int, fn: Callable[..., list[tf.Tensor]], *laid_out: Any
 ) -> Any:
-  """Means along a dimension that may be split; its axis stays, with size 1.
+  """Means along a dimension that may be split, also unevenly; its axis stays, with size 1.
 
   Args:
     impl: a `MeshImpl`.
@@ -167,10 +173,15 @@ def _means(
   Returns:
     A laid-out tensor for each tensor that `fn` returns; not in a tuple if that is one.
   """
+  extents = impl.laid_out_extents(Shape([dim]), [0]) if impl.is_uneven(dim) else []
 
   def each(reduce: Callable[..., tf.Tensor]) -> Callable[..., Any]:
-    def apply(*xs: tf.Tensor) -> Any:
-      reduced = [reduce(t, axis, keepdims=True) for t in fn(*xs)]
+    def apply(*xs: Any) -> Any:
+      slices, extent = xs[: len(laid_out)], xs[len(laid_out) :]
+      terms = fn(*slices)
+      if extent:
+        terms = [padding.replaced(t, [axis], extent, padding.zero(t.dtype)) for t in terms]
+      reduced = [reduce(t, axis, keepdims=True) for t in terms]
       return tuple(reduced) if len(reduced) > 1 else reduced[0]
 
     return apply
@@ -178,7 +189,7 @@ def _means(
   mesh_axis = impl.tensor_dimension_to_mesh_axis(dim)
   if mesh_axis is None or impl.shape[mesh_axis].size == 1:
     return impl.slicewise(each(tf.reduce_mean), *laid_out)
-  sums = impl.slicewise(each(tf.reduce_sum), *laid_out)
+  sums = impl.slicewise(each(tf.reduce_sum), *laid_out, *extents)
   if not isinstance(sums, tuple):
     total = impl.allreduce(sums, [mesh_axis], "SUM")
     return impl.slicewise(lambda s: s * (1.0 / dim.size), total)

@@ -31,6 +31,11 @@ class OneDimensionOperation(Operation):
     self._require_unsplit(mesh_impl, self._dim, self._why)
     super().verify_layout(mesh_impl)
 
+  def suits_uneven_slices(self, mesh_impl: MeshImpl) -> bool:
+    tensors = self._inputs + self._outputs
+    along = [d for t in tensors for d in t.shape if d.name in self._unsplittable_dims]
+    return not any(map(mesh_impl.is_uneven, along))
+
   def _lower_slicewise(self, lowering: LoweringInProgress, fn: Callable[..., object]) -> None:
     results = lowering.mesh_impl(self).slicewise(fn, *[lowering.tensors[x] for x in self._inputs])
     if not isinstance(results, tuple):

@@ -16,6 +16,8 @@ __all__ = ["OneHotOperation", "one_hot"]
 class OneHotOperation(Operation):
   """`on_value` where a new dimension's position is the index; see `one_hot`."""
 
+  lowers_uneven_slices = True
+
   def __init__(
     self,
     indices: Tensor,

@@ -50,6 +50,8 @@ class RandomOperation(Operation):
       integer) is one more thing that the values depend on.
   """
 
+  lowers_uneven_slices = True
+
   # A recomputation sees the same numbers.
   is_cloneable = False
   # The lowering reads the seed of the run before the first of these.
@@ -174,6 +176,8 @@ def _noise(
 
 class DropoutOperation(Operation):
   """x times noise, through which no gradient flows to the noise."""
+
+  lowers_uneven_slices = True
 
   def __init__(self, x: Tensor, noise: Tensor, name: str | None = None):
     super().__init__([x, noise], name=name or "dropout")

@@ -8,7 +8,7 @@ import tensorflow as tf
 
 from mesh_tensorflow.arguments.kinds import DTypeLike
 from mesh_tensorflow.meshes.for_operations import LoweringInProgress
-from mesh_tensorflow.numerics import kernels
+from mesh_tensorflow.numerics import kernels, padding
 from mesh_tensorflow.program.argument_kinds import NumberTensor
 from mesh_tensorflow.program.dimensions import (
   Dimension,
@@ -24,6 +24,8 @@ __all__ = ["RangeOperation", "cumsum", "mtf_range"]
 
 class RangeOperation(Operation):
   """The positions along a dimension; see `mtf_range`."""
+
+  lowers_uneven_slices = True
 
   def __init__(self, mesh: Mesh, dim: DimensionLike, dtype: DTypeLike, name: str | None = None):
     super().__init__([], mesh, name=name or "range")
@@ -60,6 +62,8 @@ def mtf_range(mesh: Mesh, dim: DimensionLike, dtype: DTypeLike, name: str | None
 class CumsumOperation(Operation):
   """Running sums along a dimension; see `cumsum`."""
 
+  lowers_uneven_slices = True
+
   def __init__(
     self,
     x: Tensor,
@@ -81,7 +85,10 @@ class CumsumOperation(Operation):
 
   def lower(self, lowering: LoweringInProgress) -> None:
     impl = lowering.mesh_impl(self)
-    x = lowering.tensors[self._inputs[0]].to_laid_out_tensor()
+    shape = self._outputs[0].shape
+    x = impl.without_padding(
+      lowering.tensors[self._inputs[0]].to_laid_out_tensor(), shape, padding.zero, [self._dim]
+    )
     axis, reverse = self._axis, self._reverse
 
     def run(t: tf.Tensor) -> tf.Tensor:

@@ -12,6 +12,7 @@ from mesh_tensorflow.meshes.for_operations import LoweringInProgress
 from mesh_tensorflow.meshes.laid_out import LazyAllreduceSum
 from mesh_tensorflow.meshes.mesh_impl import MeshImpl
 from mesh_tensorflow.meshes.slices import transpose_to
+from mesh_tensorflow.numerics import padding
 from mesh_tensorflow.operations.elementwise import cast, to_float
 from mesh_tensorflow.operations.scalar import ScalarMultiplyOperation
 from mesh_tensorflow.program.argument_kinds import CastableTensor, NumberTensor, RealTensor
@@ -41,6 +42,8 @@ __all__ = [
 ]
 
 _TF_REDUCTION = {"SUM": tf.reduce_sum, "MAX": tf.reduce_max, "MIN": tf.reduce_min}
+# What of a slice does not change the result.
+_IDENTITY = {"SUM": padding.zero, "MAX": padding.lowest, "MIN": padding.highest}
 _TF_BINARY = {"SUM": tf.add, "MAX": tf.maximum, "MIN": tf.minimum}
 
 
@@ -76,6 +79,8 @@ class BroadcastOperation(Operation):
     output_shape: a `Shape` with all of x's dimensions.
     name: of the operation.
   """
+
+  lowers_uneven_slices = True
 
   def __init__(self, x: Tensor, output_shape: Shape, name: str | None = None):
     super().__init__([x], name=name or "broadcast")
@@ -137,6 +142,8 @@ class ReduceOperation(Operation):
     name: of the operation.
   """
 
+  lowers_uneven_slices = True
+
   def __init__(
     self, x: NumberTensor, output_shape: Shape, reduction_fn_string: str, name: str | None = None
   ):
@@ -164,7 +171,9 @@ class ReduceOperation(Operation):
     def reduce(t: tf.Tensor) -> tf.Tensor:
       return transpose_to(fn(t, axis=axes) if axes else t, kept, out.shape.dims)
 
-    laid_out = impl.slicewise(reduce, lowering.tensors[x])
+    identity = _IDENTITY[self._reduction_fn_string]
+    slices = impl.without_padding(lowering.tensors[x], x.shape, identity, reduced)
+    laid_out = impl.slicewise(reduce, slices)
     mesh_axes = mesh_axes_of(impl, reduced)
     if mesh_axes:
       key = f"allreduce/{mesh_axes}/reduce_op"

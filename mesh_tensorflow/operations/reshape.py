@@ -5,8 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, overload
 
+import tensorflow as tf
+
 from mesh_tensorflow.errors import DimensionError, ShapeError
 from mesh_tensorflow.meshes.for_operations import LoweringInProgress
+from mesh_tensorflow.meshes.laid_out import LaidOut
+from mesh_tensorflow.meshes.mesh_impl import MeshImpl
+from mesh_tensorflow.numerics import kernels, padding
 from mesh_tensorflow.operations.constants import import_tf_tensor
 from mesh_tensorflow.operations.redistribute import redistribute
 from mesh_tensorflow.program.dimensions import (
@@ -53,19 +58,81 @@ class ReshapeOperation(Operation):
   def gradient(self, grad_ys: list[Tensor]) -> Sequence[Tensor | None]:
     return [reshape(grad_ys[0], self.inputs[0].shape)]
 
+  def suits_uneven_slices(self, mesh_impl: MeshImpl) -> bool:
+    return padded_shapes(mesh_impl, self._inputs[0].shape, self._outputs[0].shape) is not None
+
   def lower(self, lowering: LoweringInProgress) -> None:
     impl = lowering.mesh_impl(self)
     x, out = self.inputs[0], self.outputs[0]
     slices = lowering.tensors[x]
+    old, new = padded_shapes(impl, x.shape, out.shape) or (x.shape, out.shape)
+    slices = _resized(impl, slices, impl.slice_shape(old))
 
     # Asked for only where it matters: it goes through the whole graph.
     def used_elsewhere() -> bool:
       operations = lowering.graph.operations
       return any(y is x for op in operations if op is not self for y in op.inputs)
 
-    lowering.set_tensor_lowering(
-      out, redistribute(lowering, impl, slices, x.shape, out.shape, used_elsewhere)
-    )
+    laid_out = redistribute(lowering, impl, slices, old, new, used_elsewhere)
+    lowering.set_tensor_lowering(out, _resized(impl, laid_out, impl.slice_shape(out.shape)))
+
+
+def padded_shapes(impl: MeshImpl, old: Shape, new: Shape) -> tuple[Shape, Shape] | None:
+  """The shapes of a reshape whose uneven dimensions are made larger, so that all splits are even.
+
+  That is right where a dimension that is split unevenly before or after the reshape is one
+  dimension both before and after it.
+
+  Args:
+    impl: a `MeshImpl`.
+    old: the shape before.
+    new: the shape after.
+
+  Returns:
+    The shapes; None if it is not so.
+  """
+  sizes = [shape.to_integer_list for shape in (old, new)]
+  for number, (own, other) in enumerate(((old, new), (new, old))):
+    for i in impl.uneven_axes(own):
+      alike = [
+        j
+        for j, d in enumerate(other)
+        if d.size == own[i].size and other.cumprod[j] == own.cumprod[i]
+      ]
+      alike.sort(key=lambda j: other[j].name != own[i].name)  # There are several of size 1.
+      if not alike:
+        return None
+      j = alike[0]
+      axis = impl.tensor_dimension_to_mesh_axis(own[i])
+      assert axis is not None
+      if impl.tensor_dimension_to_mesh_axis(other[j]) not in (None, axis):
+        return None
+      padded = impl.slice_shape([own[i]])[0] * impl.shape[axis].size
+      sizes[number][i] = sizes[1 - number][j] = padded
+  resized = [
+    [Dimension(d.name, n) for d, n in zip(shape, of_shape)]
+    for shape, of_shape in zip((old, new), sizes)
+  ]
+  if any(len(set(dims)) != len(dims) for dims in resized):
+    return None
+  return Shape(resized[0]), Shape(resized[1])
+
+
+def _resized(impl: MeshImpl, slices: LaidOut, sizes: Sequence[int]) -> LaidOut:
+  """Slices with padding behind them, or cut."""
+  if slices.slice_shape == list(sizes):
+    return slices
+
+  def resize(t: tf.Tensor) -> tf.Tensor:
+    for axis, n in enumerate(sizes):
+      if t.shape[axis] < n:
+        t = padding.padded(t, axis, n)
+      elif t.shape[axis] > n:
+        t = kernels.cut_axis(t, axis, 0, n)
+    return t
+
+  resized: LaidOut = impl.slicewise_delay_allreduce(resize, slices)
+  return resized
 
 
 def reshape(x: Tensor, new_shape: ShapeLike, name: str = "reshape") -> Tensor:

@@ -18,6 +18,8 @@ __all__ = ["ScalarAddOperation", "ScalarMultiplyOperation"]
 class ScalarOperation(Operation):
   """Base class of operations of a tensor and a scalar."""
 
+  lowers_uneven_slices = True
+
   _default_name: str
 
   def __init__(self, x: Tensor, scalar: Any, name: str | None = None):

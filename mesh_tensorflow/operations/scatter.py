@@ -51,6 +51,10 @@ class _Exchanging(Operation):
   def verify_layout(self, mesh_impl: MeshImpl) -> None:
     Operation.verify_layout(self, mesh_impl)
 
+  def suits_uneven_slices(self, mesh_impl: MeshImpl) -> bool:
+    del mesh_impl
+    return False
+
   def _shared(self, impl: MeshImpl, indices: Tensor, batch: Shape) -> tuple[int, Dimension] | None:
     """The mesh axis that splits the indexed dimension, and that of the indices it splits too."""
     m = impl.tensor_dimension_to_mesh_axis(self._dim)

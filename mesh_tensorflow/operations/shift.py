@@ -45,6 +45,9 @@ class ShiftOperation(Operation):
   def gradient(self, grad_ys: list[Tensor]) -> Sequence[Tensor | None]:
     return [ShiftOperation(grad_ys[0], -self._offset, self._dim, self._wrap).outputs[0]]
 
+  def suits_uneven_slices(self, mesh_impl: MeshImpl) -> bool:
+    return not mesh_impl.is_uneven(self._dim)
+
   def lower(self, lowering: LoweringInProgress) -> None:
     impl = lowering.mesh_impl(self)
     x = lowering.tensors[self._inputs[0]]
@@ -144,6 +147,9 @@ class DynamicShiftOperation(Operation):
   def gradient(self, grad_ys: list[Tensor]) -> Sequence[Tensor | None]:
     dx = DynamicShiftOperation(grad_ys[0], negative(self._inputs[1]), self._dim, self._wrap)
     return [dx.outputs[0], None]
+
+  def suits_uneven_slices(self, mesh_impl: MeshImpl) -> bool:
+    return not mesh_impl.is_uneven(self._dim)
 
   def lower(self, lowering: LoweringInProgress) -> None:
     impl = lowering.mesh_impl(self)

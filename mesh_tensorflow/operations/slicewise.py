@@ -57,6 +57,10 @@ class SlicewiseOperation(Operation):
       )
     )
     self._grad_function = grad_function
+    # Whether the function is elementwise; and, if it is, whether it takes every integer: padding
+    # may be any, and TensorFlow raises an error if it is a divisor of 0, or an index out of range.
+    self.is_elementwise = False
+    self.takes_all_integers = False
     self._reach = [frozenset(y.shape) for y in self._outputs]
 
   @property
@@ -78,6 +82,11 @@ class SlicewiseOperation(Operation):
       grads: Sequence[Tensor | None] = self._grad_function(self, *grad_ys)
       return grads
     return _generic_gradients(self, grad_ys)
+
+  def suits_uneven_slices(self, mesh_impl: MeshImpl) -> bool:
+    del mesh_impl
+    integers = any(x.dtype.is_integer for x in self._inputs)
+    return self.is_elementwise and (self.takes_all_integers or not integers)
 
   def verify_layout(self, mesh_impl: MeshImpl) -> None:
     super().verify_layout(mesh_impl)
@@ -132,6 +141,13 @@ class GenericGradOperation(SlicewiseOperation):
     )
     reached = frozenset[Dimension]().union(*[forward_op.reach[i] for i in given])
     self._reach = [frozenset(x.shape) | reached for x in xs]
+    self.is_elementwise = forward_op.is_elementwise
+    self.takes_all_integers = forward_op.takes_all_integers
+
+  def suits_uneven_slices(self, mesh_impl: MeshImpl) -> bool:
+    # What an output does not have is summed, by the function itself: padding, too.
+    summed = {d for y, reach in zip(self._outputs, self._reach) for d in reach - set(y.shape)}
+    return super().suits_uneven_slices(mesh_impl) and not any(map(mesh_impl.is_uneven, summed))
 
   def lower(self, lowering: LoweringInProgress) -> None:
     super().lower(lowering)
@@ -285,4 +301,15 @@ def cwise(
     grad_function=grad_function,
     name=name or "cwise",
   )
+  op = result.operation
+  assert isinstance(op, SlicewiseOperation)
+  op.is_elementwise = True
   return result
+
+
+def taking_all_integers(x: Tensor) -> Tensor:
+  """x, the result of `cwise`, whose function takes every integer without an error."""
+  op = x.operation
+  assert isinstance(op, SlicewiseOperation)
+  op.takes_all_integers = True
+  return x

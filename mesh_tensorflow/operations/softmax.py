@@ -13,7 +13,7 @@ import tensorflow as tf
 from mesh_tensorflow.errors import ShapeError
 from mesh_tensorflow.meshes.for_operations import LoweringInProgress
 from mesh_tensorflow.meshes.slices import align
-from mesh_tensorflow.numerics import kernels
+from mesh_tensorflow.numerics import kernels, padding
 from mesh_tensorflow.operations.broadcasting import binary_arguments_to_tensors
 from mesh_tensorflow.operations.einsum import einsum
 from mesh_tensorflow.operations.elementwise import cast, exp
@@ -42,6 +42,8 @@ class _NormalizedExpOperation(Operation):
       flows to it.
     name: of the operation.
   """
+
+  lowers_uneven_slices = True
 
   _default_name: str
   # Whether the result is without the dimension.
@@ -75,6 +77,8 @@ class _NormalizedExpOperation(Operation):
     x, *extra = (lowering.tensors[t].to_laid_out_tensor() for t in self.inputs)
     if dtype.size < 4:
       x, *extra = (impl.slicewise(lambda t: tf.cast(t, tf.float32), t) for t in (x, *extra))
+    shape = self._inputs[0].shape
+    x = impl.without_padding(x, shape, padding.lowest, [self._dim]).to_laid_out_tensor()
     if not self._is_reduced and self._is_local(lowering):
       result = impl.slicewise(self._of_whole, x)
     else:

@@ -106,6 +106,8 @@ class EmptyStackOperation(Operation):
     name: of the operation.
   """
 
+  lowers_uneven_slices = True
+
   def __init__(self, mesh: Mesh, element: Element, name: str | None = None):
     super().__init__([], mesh=mesh, name=name or "empty_stack")
     self._element = element
@@ -119,6 +121,8 @@ class EmptyStackOperation(Operation):
 
 class PushOperation(Operation):
   """A stack with `x` on top; see `push`."""
+
+  lowers_uneven_slices = True
 
   def __init__(self, stack: Tensor, x: Tensor, name: str | None = None):
     super().__init__([stack, x], name=name or "push")
@@ -141,6 +145,8 @@ class PushOperation(Operation):
 
 class PopOperation(Operation):
   """A stack without its top element, and that element; see `pop`."""
+
+  lowers_uneven_slices = True
 
   def __init__(self, stack: Tensor, name: str | None = None):
     super().__init__([stack], name=name or "pop")

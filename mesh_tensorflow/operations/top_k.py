@@ -12,7 +12,7 @@ from mesh_tensorflow.meshes.for_operations import LoweringInProgress
 from mesh_tensorflow.meshes.laid_out import LaidOut
 from mesh_tensorflow.meshes.mesh_impl import MeshImpl
 from mesh_tensorflow.meshes.slices import transpose_to
-from mesh_tensorflow.numerics import kernels
+from mesh_tensorflow.numerics import kernels, padding
 from mesh_tensorflow.operations.constants import constant
 from mesh_tensorflow.operations.elementwise import negative
 from mesh_tensorflow.operations.indexing import GatherOperation, ScatterAddOperation
@@ -56,6 +56,19 @@ class _LargestOperation(Operation):
     return ScatterAddOperation(
       grad_ys[0], self._outputs[1], self._inputs[0].shape, self._reduced_dim, in_range=True
     ).outputs
+
+  def suits_uneven_slices(self, mesh_impl: MeshImpl) -> bool:
+    # Results may have a dimension of the name and size of the reduced one.
+    new = [d for y in self._outputs for d in y.shape if d not in self._inputs[0].shape]
+    alike = self._reduced_dim in self._outputs[-1].shape
+    return not alike and not any(map(mesh_impl.is_uneven, new))
+
+  def _slices(self, lowering: LoweringInProgress) -> LaidOut:
+    """The slices of the input; padding behind the last position is no larger than any element."""
+    x = self._inputs[0]
+    return lowering.mesh_impl(self).without_padding(
+      lowering.tensors[x], x.shape, padding.lowest, [self._reduced_dim]
+    )
 
   def _mesh_axis(self, impl: MeshImpl) -> int | None:
     """The mesh axis over which the reduced dimension is split, if any."""
@@ -104,7 +117,7 @@ class TopKOperation(_LargestOperation):
       return values, indices if isinstance(begin, int) and begin == 0 else indices + begin
 
     values, indices = impl.slicewise(
-      local, lowering.tensors[self._inputs[0]], self._begin(impl) if mesh_axis is not None else 0
+      local, self._slices(lowering), self._begin(impl) if mesh_axis is not None else 0
     )
     if mesh_axis is not None:
       # Candidates stand in the order of their blocks, so equal ones keep the order of positions.
@@ -154,7 +167,7 @@ class ArgmaxOperation(_LargestOperation):
 
   def lower(self, lowering: LoweringInProgress) -> None:
     impl = lowering.mesh_impl(self)
-    _, indices = _largest(self, impl, lowering.tensors[self._inputs[0]], with_values=False)
+    _, indices = _largest(self, impl, self._slices(lowering), with_values=False)
     lowering.set_tensor_lowering(self._outputs[0], indices)
 
 
@@ -168,7 +181,7 @@ class Top1Operation(_LargestOperation):
 
   def lower(self, lowering: LoweringInProgress) -> None:
     impl = lowering.mesh_impl(self)
-    values, indices = _largest(self, impl, lowering.tensors[self._inputs[0]], with_values=True)
+    values, indices = _largest(self, impl, self._slices(lowering), with_values=True)
     lowering.set_tensor_lowering(self._outputs[0], values)
     lowering.set_tensor_lowering(self._outputs[1], indices)
 

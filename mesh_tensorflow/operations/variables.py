@@ -139,6 +139,7 @@ class Variable(Operation):
     **kwargs: TF1's `collections`, `use_resource` and the like; they have no meaning here.
   """
 
+  lowers_uneven_slices = True
   is_cloneable = False
   is_external = True
 
@@ -402,6 +403,7 @@ class ReadVariable(Operation):
     name: of the operation.
   """
 
+  lowers_uneven_slices = True
   is_cloneable = False
 
   def __init__(self, var: Variable, name: str | None = None):
@@ -467,6 +469,7 @@ class Assign(Operation):
     ShapeError: a value has other dimensions than its variable.
   """
 
+  lowers_uneven_slices = True
   is_cloneable = False
   may_mix_meshes = True
   reads_shards = True
@@ -582,6 +585,8 @@ class Depend(Operation):
     dependencies: a list of `Operation`s and `Tensor`s.
     name: of the operation.
   """
+
+  lowers_uneven_slices = True
 
   def __init__(
     self, x: Tensor, dependencies: Sequence[Operation | Tensor], name: str | None = None

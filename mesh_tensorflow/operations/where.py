@@ -27,6 +27,8 @@ __all__ = ["where"]
 class WhereOperation(Operation):
   """condition ? if_true : if_false, elementwise, aligned by dimension name."""
 
+  lowers_uneven_slices = True
+
   def __init__(
     self,
     condition: Tensor,

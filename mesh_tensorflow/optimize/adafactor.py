@@ -14,13 +14,13 @@ from mesh_tensorflow.layers.scaling import unit_scaling_convention
 from mesh_tensorflow.meshes.for_operations import LoweringInProgress
 from mesh_tensorflow.meshes.laid_out import LaidOut
 from mesh_tensorflow.meshes.mesh_impl import MeshImpl
-from mesh_tensorflow.numerics import bodies
+from mesh_tensorflow.numerics import bodies, padding
 from mesh_tensorflow.operations.variables import Variable, grouped
 from mesh_tensorflow.optimize.base import Optimizer
 from mesh_tensorflow.optimize.scalars import ScalarLike, function_of_step
 from mesh_tensorflow.optimize.update import laid_out_scalar, subtract, write_slot
 from mesh_tensorflow.program.argument_kinds import CastableTensor
-from mesh_tensorflow.program.dimensions import Dimension, Shape
+from mesh_tensorflow.program.dimensions import Dimension, Shape, list_product
 from mesh_tensorflow.program.graph import Operation, Tensor
 
 __all__ = ["AdafactorOptimizer", "adafactor_decay_rate_adam", "adafactor_decay_rate_pow"]
@@ -76,6 +76,7 @@ class AdafactorUpdateOperation(Operation):
     epsilon2: lower bound of the RMS of the weight.
   """
 
+  lowers_uneven_slices = True
   is_cloneable = False
   reads_shards = True
 
@@ -139,6 +140,7 @@ class AdafactorUpdateOperation(Operation):
       x = self._normalized(lowering, impl, grad, done)
     else:
       x = self._normalized_factored(lowering, impl, grad, done, *self._factored_dims)
+    x = impl.without_padding(x, self._variable.shape, padding.zero)
 
     if self._clipping_threshold is not None:
       everything = tuple(range(len(self._dims)))
@@ -161,20 +163,25 @@ class AdafactorUpdateOperation(Operation):
         lowering.variables[m].read_shards(tf.float32),
         delta,
       )
+      delta = impl.without_padding(delta, self._variable.shape, padding.zero)
       done += write_slot(lowering, self, m, delta)
     laid_out.update(lambda w, x: done.append(subtract(w, x)), delta)
     lowering.operations[self] = grouped(done)
 
   def _means(self, impl: MeshImpl, local_means: LaidOut, dims: Sequence[Dimension]) -> Any:
-    """Means over whole dimensions, of the means over the processors' parts of them."""
+    """Means over whole dimensions, of the means over the processors' parts of them.
+
+    Padding of the parts is zero; the means count it, which is undone here.
+    """
     over = [impl.tensor_dimension_to_mesh_axis(d) for d in dims]
     axes = [a for a in over if a is not None and impl.shape[a].size > 1]
     if not axes:
       return local_means
     # The parts are of one size, so the mean of their means is the mean of all.
-    parts = 1
-    for a in axes:
-      parts *= impl.shape[a].size
+    parts: float = impl.group_size(axes)
+    if impl.uneven_axes(dims):
+      size = list_product(d.size for d in dims)
+      parts = size / list_product(impl.slice_shape(dims))
     return impl.slicewise(lambda t: t / parts, impl.allreduce(local_means, axes, "SUM"))
 
   def _scale(self, lowering: LoweringInProgress, impl: MeshImpl) -> Any:
@@ -239,7 +246,12 @@ class AdafactorUpdateOperation(Operation):
     # vr has no d0: what stood behind it has moved up.
     axis1_of_vr = axis1 - 1 if axis0 < axis1 else axis1
     mean_vr = self._means(
-      impl, impl.slicewise(lambda t: tf.reduce_mean(t, axis1_of_vr, keepdims=True), vr), [d1]
+      impl,
+      impl.slicewise(
+        lambda t: tf.reduce_mean(t, axis1_of_vr, keepdims=True),
+        impl.without_padding(vr, self._slots["vr"].shape, padding.zero, [d1]),
+      ),
+      [d1],
     )
     return impl.slicewise(
       lambda *xs: bodies.shared(_normalized, axis0, axis1, *xs), grad, vr, mean_vr, vc

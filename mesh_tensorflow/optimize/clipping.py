@@ -11,6 +11,7 @@ from mesh_tensorflow.errors import ConfigError, GraphError
 from mesh_tensorflow.meshes.for_operations import LoweringInProgress
 from mesh_tensorflow.meshes.laid_out import LazyAllreduceSum
 from mesh_tensorflow.meshes.mesh_impl import MeshImpl
+from mesh_tensorflow.numerics import padding
 from mesh_tensorflow.operations.binary import add_n, multiply
 from mesh_tensorflow.operations.cross_mesh import reshard, stage
 from mesh_tensorflow.operations.elementwise import cast, sqrt, square
@@ -33,6 +34,7 @@ class GlobalNormOperation(Operation):
     name: name of the operation.
   """
 
+  lowers_uneven_slices = True
   reads_shards = True
 
   def __init__(self, xs: Sequence[Tensor], name: str = "global_norm"):
@@ -52,6 +54,10 @@ class GlobalNormOperation(Operation):
         # Where shards are updated, none needs the whole sum.
         layouts[i] = impl.stored_layout(x.shape)
         tensors[i] = impl.to_shards(slices, x.shape, layouts[i])
+    tensors = [
+      layout.without_padding(slices, x.shape, padding.zero)
+      for layout, slices, x in zip(layouts, tensors, self._inputs)
+    ]
     axes_of = [_split_axes(layout, x.shape) for layout, x in zip(layouts, self._inputs)]
     axes = sorted(set[int]().union(*axes_of))
     # A slice that several processors hold is summed by each of them: it counts in parts.

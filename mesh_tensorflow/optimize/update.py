@@ -35,6 +35,8 @@ class UpdateOperation(Operation):
     name: name of the operation.
   """
 
+  # Each step is of one place; gradients are zero in padding.
+  lowers_uneven_slices = True
   # A recomputation must not update a second time.
   is_cloneable = False
   reads_shards = True

@@ -222,7 +222,7 @@ class Report:
       "title": self.title,
       "mesh_shape": {m.name: m.size for m in self.mesh_shape},
       "devices": self.mesh_shape.size,
-      "layout": [list(p) for p in self.layout.pairs],
+      "layout": [list(p) for p in self.layout.written],
       "shard_state": self.shard_state,
       "rules": [dataclasses.asdict(r) for r in self.rules],
       "idle_mesh_dimensions": self.idle_mesh_dimensions,

@@ -460,7 +460,8 @@ class Evaluator:
     """
     impl = PlanMeshImpl(mesh_shape, layout).with_sharded_state(shard_state, reshard_after_forward)
     for op in self.graph.operations:
-      op.verify_layout(impl)
+      op.check_layout(impl)
+    self.pieces.uneven = impl.uneven_names
     mesh_axes = {m.name: i for i, m in enumerate(impl.shape)}
     axes = {d: mesh_axes[m] for d, m in impl.layout_rules.pairs if m in mesh_axes}
     sizes = impl.shape.to_integer_list
@@ -541,7 +542,10 @@ class Evaluator:
   ) -> NoReturn:
     """Raises the error of an operation that a layout does not suit, with the names of the mesh."""
     assignment = own_part(kind, layout)
-    e = self.pieces.prober.piece(op, impl.shape, assignment, states, kind.in_loop).problem
+    uneven = impl.uneven_names
+    e = self.pieces.prober.piece(
+      op, impl.shape, assignment, states, kind.in_loop, uneven=uneven
+    ).problem
     assert e is not None
     raise e
 
@@ -608,7 +612,7 @@ class Evaluator:
       bytes_of_variable(v) // math.prod(sizes[layout[d.name]] for d in v.shape if d.name in layout)
       for v in self.variables
     )
-    if impl is not None and impl.state_dims:
+    if impl is not None and (impl.state_dims or impl.uneven_names):
       memory.variables = sum(
         v.stored_impl(impl).slice_size(v.shape) * v.slice_dtype.size for v in self.variables
       )

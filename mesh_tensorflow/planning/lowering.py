@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Any, NamedTuple
 
 import tensorflow as tf
@@ -16,7 +16,7 @@ import tensorflow as tf
 from mesh_tensorflow.errors import MeshError
 from mesh_tensorflow.meshes.contract import LaidOutVariable
 from mesh_tensorflow.meshes.laid_out import LaidOut, LaidOutTensor, LazyAllreduceSum
-from mesh_tensorflow.meshes.layout import LayoutRules
+from mesh_tensorflow.meshes.layout import UNEVEN, LayoutRules
 from mesh_tensorflow.meshes.mesh_impl import MeshImpl
 from mesh_tensorflow.operations.loop_lowering import scatters_of
 from mesh_tensorflow.operations.loops import WhileLoopOperation
@@ -505,6 +505,7 @@ class Prober:
     states: Sequence[State],
     in_loop: bool = False,
     shared: bool = False,
+    uneven: Collection[str] = (),
   ) -> Piece:
     """Lowers an operation.
 
@@ -515,6 +516,7 @@ class Prober:
       states: of the tensors that it reads.
       in_loop: whether it is inside of a loop, and other random numbers are drawn each time.
       shared: whether other operations read its inputs, too.
+      uneven: names of dimensions whose size the mesh axis need not divide.
     """
     self._count += 1
     self.lowered += 1
@@ -522,7 +524,10 @@ class Prober:
       self._graph, self._count, self._inputs = tf.Graph(), 0, _Placeholders()
     if not isinstance(mesh, Shape):
       mesh = Shape([Dimension(f"axis{i}", n) for i, n in enumerate(mesh)])
-    shape, rules = mesh, LayoutRules([(d, mesh[a].name) for d, a in assignment])
+    shape = mesh
+    rules = LayoutRules(
+      [(d, mesh[a].name + (UNEVEN if d in uneven else "")) for d, a in assignment]
+    )
     made: list[Piece] = []
 
     def run(make: Callable[..., tf.Tensor] = placeholder) -> None:
@@ -588,7 +593,7 @@ def _lower(
   lowering.tensors = _Made(
     lambda x: LaidOutTensor([placeholder(impl.slice_shape(x.shape), x.dtype)])
   )
-  op.verify_layout(impl)
+  op.check_layout(impl)
   given: dict[Tensor, Any] = {}
   for x, state in zip(read, states):
     if x not in given:

@@ -219,6 +219,8 @@ class Pieces:
 
   def __init__(self) -> None:
     self.prober = Prober()
+    # Names of dimensions that may be split unevenly.
+    self.uneven: frozenset[str] = frozenset()
     self.kinds: dict[Hashable, Kind] = {}
     self._lowered: dict[Hashable, Piece] = {}
     # By kind, pattern and states: the sizes and the piece that was lowered first; None where
@@ -283,9 +285,22 @@ class Pieces:
     used = sorted({a for _, a in assignment} | {a for s in states if s for a in s.axes})
     if kind.on_all_axes:
       used = sorted({*used, *(a for a, n in enumerate(sizes) if n > 1)})
+    if any(n % sizes[a] for d, a in assignment if d in self.uneven for n in kind.dims[d]):
+      return self._split_unevenly(kind, assignment, sizes, states)
     key = (kind.number, assignment, tuple(sizes[a] for a in used), states)
     if key not in self._found:
       self._found[key] = self._find(kind, assignment, sizes, states, used)
+    return self._found[key]
+
+  def _split_unevenly(
+    self, kind: Kind, assignment: Assignment, sizes: Sequence[int], states: tuple[State, ...]
+  ) -> Piece:
+    """As `piece`. Nothing follows from other sizes here: each piece is lowered."""
+    key = ("uneven", kind.number, assignment, tuple(sizes), states)
+    if key not in self._found:
+      self._found[key] = self.prober.piece(
+        kind.operation, sizes, assignment, states, kind.in_loop, kind.shared, self.uneven
+      )
     return self._found[key]
 
   def _resumes(self, kind: Kind, i: int) -> bool:

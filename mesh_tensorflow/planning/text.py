@@ -24,7 +24,7 @@ def report_text(report: Any, rows: int) -> str:
     rows: maximum number of rows of a table.
   """
   mesh = " x ".join(f"{m.name}:{m.size}" for m in report.mesh_shape) or "(no dimensions)"
-  layout = ", ".join(f"{t}:{m}" for t, m in report.layout.pairs) or "(no rules)"
+  layout = ", ".join(f"{t}:{m}" for t, m in report.layout.written) or "(no rules)"
   if report.shard_state:
     layout += f"; state in shards over {', '.join(report.shard_state)}"
   devices = f"{report.mesh_shape.size} device{'' if report.mesh_shape.size == 1 else 's'}"

@@ -25,6 +25,8 @@ class MeshWithLayout(Protocol):
 
   def tensor_dimension_to_mesh_axis(self, tensor_dimension: Dimension) -> int | None: ...
 
+  def is_uneven(self, dim: Dimension) -> bool: ...
+
 
 class Splittable:
   """Base class of `Operation`: the part that is about layouts."""
@@ -34,6 +36,10 @@ class Splittable:
   _outputs: Sequence[_Tensor]
   _splittable_dims: frozenset[str]
   _unsplittable_dims: frozenset[str]
+
+  # Whether `lower` is right where dimensions are split unevenly: slices then have padding, whose
+  # content is arbitrary. Of others the inputs are gathered first, and the outputs cut.
+  lowers_uneven_slices = False
 
   @property
   def splittable_dims(self) -> frozenset[str]:
@@ -57,6 +63,73 @@ class Splittable:
     """
     for t in self._outputs:
       mesh_impl.verify_layout(t.shape, f"{type(self).__name__} {self._name}: output {t.name}")
+
+  # Any: as that of `verify_layout`.
+  def suits_uneven_slices(self, mesh_impl: Any) -> bool:
+    """True if `lower` is right on this mesh, whose layout splits some dimensions unevenly.
+
+    Args:
+      mesh_impl: the `MeshImpl` that the operation would be lowered on.
+    """
+    del mesh_impl
+    return self.lowers_uneven_slices
+
+  def layout_to_lower_on(self, mesh_impl: Any) -> Any:
+    """The mesh with the layout that `lower` is called with.
+
+    Args:
+      mesh_impl: the `MeshImpl` of the program.
+
+    Returns:
+      `mesh_impl`; or, where it splits dimensions unevenly and `lower` is not right with that, the
+      mesh with a layout that leaves these dimensions whole.
+
+    Raises:
+      LayoutError: it would have to, and the operation changes slices of variables.
+    """
+    names = mesh_impl.uneven_names
+    if not names or self.suits_uneven_slices(mesh_impl):
+      return mesh_impl
+    tensors = [*self._inputs, *getattr(self, "implicit_inputs", ()), *self._outputs]
+    dims = {d for t in tensors for d in t.shape if d.name in names}
+    uneven = sorted(d for d in dims if mesh_impl.is_uneven(d))
+    if not uneven and not (dims and self._is_uneven_inside(mesh_impl)):
+      return mesh_impl
+    if getattr(self, "variables", None):
+      d = (uneven or sorted(dims))[0]
+      m = mesh_impl.shape[mesh_impl.tensor_dimension_to_mesh_axis(d)]
+      raise LayoutError(
+        f"{type(self).__name__} {self._name}: dimension {d.name}:{d.size} is split unevenly over "
+        f"mesh axis {m.name}:{m.size}, and slices of variables are changed here that cannot be; "
+        f"write the rule without ~, with a size that {m.size} divides, or drop it"
+      )
+    return mesh_impl.unsplit({d.name for d in dims})
+
+  def _is_uneven_inside(self, mesh_impl: Any) -> bool:
+    """True if the layout suits the operation only because its rules may split unevenly."""
+    try:
+      self.verify_layout(mesh_impl.even_only)
+    except LayoutError:
+      try:
+        self.verify_layout(mesh_impl)
+      except LayoutError:
+        return False  # That is told.
+      return True
+    return False
+
+  def check_layout(self, mesh_impl: Any) -> None:
+    """Checks that the operation can be lowered on a mesh, on gathered inputs if need be.
+
+    Args:
+      mesh_impl: the `MeshImpl` of the program.
+
+    Raises:
+      LayoutError: it cannot; see `verify_layout`.
+    """
+    layout = self.layout_to_lower_on(mesh_impl)
+    if layout is not mesh_impl:
+      Splittable.verify_layout(self, mesh_impl)
+    self.verify_layout(layout)
 
   def _require_unsplit(self, mesh_impl: MeshWithLayout, dim: Dimension, why: str) -> None:
     """Raises `LayoutError` if the layout splits `dim`."""

@@ -197,7 +197,7 @@ class EagerLowering(Lowering):
         "mtf.function there"
       )
     self.mesh_to_impl.setdefault(op.mesh, self.impl)
-    op.verify_layout(self.impl)
+    op.check_layout(self.impl)
     for x in reads(op):
       if x not in self.tensors and x.operation in self.done:
         # A loop, of which its gradient wants what each iteration computed.

@@ -9,6 +9,7 @@ import numpy as np
 import tensorflow as tf
 
 from mesh_tensorflow.errors import ArgumentError, DimensionError, GraphError
+from mesh_tensorflow.numerics import kernels
 from mesh_tensorflow.operations import comparison
 from mesh_tensorflow.operations.constants import import_laid_out_tensor
 from mesh_tensorflow.operations.indexing import gather
@@ -51,19 +52,16 @@ class EagerTensor(Tensor):
     """The slice of each processor, with its device and its range of each dimension."""
     impl = self._run_graph.mesh_impl
     parts = self.laid_out.to_laid_out_tensor().tensor_list
-    sizes = impl.slice_shape(self.shape)
-    return [
-      Slice(
-        pnum,
-        impl.processor_device(pnum) or "",
-        {
-          d.name: (b, b + n)
-          for d, b, n in zip(self.shape, impl.slice_begin(self.shape, pnum), sizes)
-        },
-        parts[pnum],
-      )
-      for pnum in range(impl.size)
-    ]
+    found = []
+    for pnum in range(impl.size):
+      sizes = impl.slice_extent(self.shape, pnum)
+      begins = [min(b, d.size) for d, b in zip(self.shape, impl.slice_begin(self.shape, pnum))]
+      part = parts[pnum]
+      if part.shape.as_list() != sizes:  # Without its padding.
+        part = kernels.cut(part, [0] * len(sizes), sizes)
+      where = {d.name: (b, b + n) for d, b, n in zip(self.shape, begins, sizes)}
+      found.append(Slice(pnum, impl.processor_device(pnum) or "", where, part))
+    return found
 
   def detach(self) -> EagerTensor:
     """The same value without a past: `mtf.gradients` stop at it, and nothing before it is kept."""

@@ -188,7 +188,7 @@ class Lowering:
       self.check_layout_names()
     # All of them before the first is lowered, which already makes variables on the devices.
     for op in graph.operations:
-      op.verify_layout(self.mesh_impl(op))
+      op.check_layout(self.mesh_impl(op))
     if self._is_around:
       self._lower_on_several_meshes(wanted)
     else:
@@ -278,7 +278,7 @@ class Lowering:
     for op in operations:
       with tf.name_scope(_scope_name(op.name)):
         try:
-          if not self._lower_on_shards(op):
+          if not (self._lower_gathered(op) or self._lower_on_shards(op)):
             op.lower(for_operations)
         except (tf.errors.OpError, TypeError, ValueError) as e:
           if is_division_by_zero(e):
@@ -354,6 +354,28 @@ class Lowering:
     result.tensors, result._base_keys, result.scalar_summaries = tensors, {}, []
     result._is_around = False
     return result
+
+  def _lower_gathered(self, op: Operation) -> bool:
+    """Lowers an operation that is not made for slices with padding, if it would get such.
+
+    Dimensions that are split unevenly are brought together before it, and cut again behind it.
+    """
+    impl = self.mesh_impl(op)
+    if not impl.uneven_names:
+      return False
+    coarser = op.layout_to_lower_on(impl)
+    if coarser is impl:
+      return False
+    inner = self.child()
+    inner.mesh_to_impl = {**self.mesh_to_impl, op.mesh: coarser}
+    if getattr(op, "draws_random_numbers", False):
+      inner._base_keys[coarser] = self._base_key(impl)
+    for x in reads(op):
+      inner.tensors[x] = impl.gathered_for(self.tensors[x], x.shape, coarser)
+    op.lower(inner)
+    for x in op.outputs:
+      self.set_tensor_lowering(x, impl.cut_from(inner.tensors[x], x.shape, coarser))
+    return True
 
   def _lower_on_shards(self, op: Operation) -> bool:
     """Lowers an operation, of one shape throughout, on the shards of its inputs, if they are there.

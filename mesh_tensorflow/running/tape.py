@@ -19,6 +19,7 @@ import tensorflow as tf
 
 from mesh_tensorflow.errors import GradientError
 from mesh_tensorflow.meshes.mesh_impl import MeshImpl
+from mesh_tensorflow.numerics import padding
 from mesh_tensorflow.operations.constants import import_tf_tensor
 from mesh_tensorflow.operations.einsum import transpose
 from mesh_tensorflow.operations.gradients import gradients
@@ -208,7 +209,10 @@ class Backward:
         value, impl = lowering.tensors[g], meshes[g.mesh]
         if i >= len(inputs):
           stored = xs[i].operation.stored_impl(impl)
-          of_variables.append(impl.to_shards(value, g.shape, stored).tensor_list)
+          shards = impl.to_shards(value, g.shape, stored)
+          # An optimizer that is not ours may look at all of a slice.
+          shards = stored.without_padding(shards, g.shape, padding.zero)
+          of_variables.append(shards.tensor_list)
         elif several:
           of_arguments.append(value.tensor_list)
         else:

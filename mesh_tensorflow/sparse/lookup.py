@@ -59,6 +59,8 @@ class LookupOperation(Operation):
     name: name of the operation.
   """
 
+  lowers_uneven_slices = True
+
   def __init__(self, table: Table, ids: Tensor, name: str = "lookup"):
     super().__init__([ids], name=name)
     if not ids.dtype.is_integer:
@@ -86,6 +88,10 @@ class LookupOperation(Operation):
     mesh_impl.verify_layout(
       self.table.shape, f"{type(self).__name__} {self.name}: the table {self.table.full_name}"
     )
+    # Optimizers of rows look at whole ones.
+    mesh_impl.even_only.verify_layout(
+      [self.table.width], f"{type(self).__name__} {self.name}: the table {self.table.full_name}"
+    )
 
   def _distinct(self, lowering: LoweringInProgress) -> Any:
     """The distinct ids of each processor, and the place of each id among them."""
@@ -102,7 +108,11 @@ class LookupOperation(Operation):
       valid = tf.where((wide >= 0) & (wide < rows), wide, tf.constant(NONE, tf.int64))
       return distinct(tf.cast(valid, dtype))
 
-    return impl.slicewise(of_slice, lowering.tensors[self._inputs[0]])
+    ids = self._inputs[0]
+    slices = impl.without_padding(
+      lowering.tensors[ids], ids.shape, lambda dtype: tf.cast(NONE, dtype)
+    )
+    return impl.slicewise(of_slice, slices)
 
   def lower(self, lowering: LoweringInProgress) -> None:
     impl = lowering.mesh_impl(self)

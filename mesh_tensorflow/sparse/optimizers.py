@@ -174,6 +174,8 @@ class RowUpdateOperation(Operation):
     scalars: learning rate, and step: `Tensor`s or numbers.
   """
 
+  # The ids of padding are `NONE`.
+  lowers_uneven_slices = True
   is_cloneable = False
 
   def __init__(

@@ -87,7 +87,7 @@ def capture(
     "seeds": dict(seeds),
     "mesh": {
       "shape": ",".join(f"{d.name}:{d.size}" for d in mesh_impl.shape),
-      "layout": ",".join(f"{t}:{m}" for t, m in mesh_impl.layout_rules.pairs),
+      "layout": mesh_impl.layout_rules.to_string,
       "implementation": type(mesh_impl).__name__,
       "workers": workers.current().size,
     },

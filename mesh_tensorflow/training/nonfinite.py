@@ -16,6 +16,7 @@ from mesh_tensorflow.errors import NonFiniteError
 from mesh_tensorflow.meshes.for_operations import LoweringInProgress
 from mesh_tensorflow.meshes.laid_out import LaidOut, LazyAllreduceSum
 from mesh_tensorflow.meshes.mesh_impl import MeshImpl
+from mesh_tensorflow.numerics import padding
 from mesh_tensorflow.operations.cross_mesh import reshard
 from mesh_tensorflow.operations.variables import Variable
 from mesh_tensorflow.program.dimensions import Shape
@@ -104,6 +105,7 @@ def count(x: Tensor) -> Tensor:
 class _CountNonFinite(Operation):
   """The count; of a gradient whose update needs only shards, each processor counts in its own."""
 
+  lowers_uneven_slices = True
   reads_shards = True
 
   def __init__(self, x: Tensor):
@@ -117,9 +119,10 @@ class _CountNonFinite(Operation):
   def lower(self, lowering: LoweringInProgress) -> None:
     x, impl = self._inputs[0], lowering.mesh_impl(self)
     stored = impl.stored_layout(x.shape)
+    shards = impl.to_shards(lowering.tensors[x], x.shape, stored)
     found: LaidOut = impl.slicewise(
       lambda s: tf.reduce_sum(tf.cast(tf.logical_not(tf.math.is_finite(s)), tf.float32)),
-      impl.to_shards(lowering.tensors[x], x.shape, stored),
+      stored.without_padding(shards, x.shape, padding.zero),
     )
     axes = [a for a in stored.tensor_layout(x.shape) if a is not None and impl.shape[a].size > 1]
     if axes:  # Pending: the counts of many tensors are added before they are exchanged.
@@ -154,6 +157,7 @@ def skip_updates(graph: Graph, tensors: Sequence[Tensor]) -> Tensor:
 class _UpdatesIfFinite(Operation):
   """Runs operations that update variables if a count is 0."""
 
+  lowers_uneven_slices = True
   is_cloneable = False
 
   def __init__(self, bad: Tensor, updates: Sequence[Operation]):
@@ -181,7 +185,7 @@ class _UpdatesIfFinite(Operation):
 
   def verify_layout(self, mesh_impl: MeshImpl) -> None:
     for op in self._updates:
-      op.verify_layout(mesh_impl)
+      op.check_layout(mesh_impl)
 
   def lower(self, lowering: Lowering) -> None:
     lowering.prepare_random(self._updates)

@@ -296,7 +296,7 @@ def num_microbatches(program: Program, settings: TrainerSettings) -> int:
     if count > 1 or not impl.stages:
       return count
     return max(n for n in range(1, 4 * len(impl.stages) + 1) if size % n == 0)
-  if size % count:
+  if (batch.size if impl.is_uneven(batch) else size) % count:
     raise ConfigError(
       f"{settings.named('gradient_accumulation_steps')} (={count}) does not divide the {size} "
       f"examples that each replica has of a batch of {batch.size}, which is that of one update"

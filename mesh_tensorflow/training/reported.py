@@ -166,6 +166,7 @@ class _BeforeUpdates(Operation):
   finds it in use allocates another one. Steps without norms hold no gradients and no variables.
   """
 
+  lowers_uneven_slices = True
   is_cloneable = False
   reads_shards = True
 

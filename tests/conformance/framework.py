@@ -25,6 +25,7 @@ import tensorflow as tf
 
 import mesh_tensorflow as mtf
 from mesh_tensorflow.errors import LayoutError
+from mesh_tensorflow.numerics import padding
 
 MODES = ("placement_eager", "placement_function", "simd_eager", "simd_function")
 # For a test of several layouts, which take turns: of each both kinds, and one execution of each.
@@ -34,6 +35,10 @@ SEED = 7  # Of the random operations.
 _MESHES = (
   "r:2", "r:4", "r:8", "r:3", "r:2,s:2", "r:2,s:4", "r:4,s:2", "r:1,s:4", "r:3,s:2",
   "r:2,s:2,t:2", "r:2,s:1,t:4",
+)  # fmt: skip
+# For layouts whose rules split unevenly: most sizes of the descriptors are 4, 8, 12 and 16.
+_UNEVEN_MESHES = (
+  "r:3", "r:2,s:3", "r:5", "r:4", "r:2,s:2", "r:2", "r:3,s:2", "r:8", "r:2,s:4", "r:7",
 )  # fmt: skip
 _CANDIDATES = 150
 
@@ -97,6 +102,11 @@ class Layout:
     pairs = mtf.convert_to_layout_rules(self.rules).pairs
     return {name: mesh.get_dim_by_name(axis) for name, axis in pairs}
 
+  @functools.cached_property
+  def is_uneven(self) -> bool:
+    """Whether its rules, all of them, split sizes that the mesh dimensions do not divide."""
+    return "~" in self.rules
+
   def axis(self, name: str) -> mtf.Dimension | None:
     """The mesh dimension over which dimensions of this name are split."""
     return self._axes.get(name)
@@ -108,9 +118,14 @@ class Layout:
   def suits(self, shape: mtf.Shape) -> bool:
     """Whether a tensor of this shape can be laid out."""
     split = [(d, self.axis(d.name)) for d in shape if self.axis(d.name)]
-    return len({axis for _, axis in split}) == len(split) and not any(
-      d.size % axis.size for d, axis in split
+    return len({axis for _, axis in split}) == len(split) and (
+      self.is_uneven or not any(d.size % axis.size for d, axis in split)
     )
+
+  def splits_unevenly(self, shape: mtf.Shape) -> bool:
+    """Whether slices of a tensor of this shape have padding."""
+    split = [(d, self.axis(d.name)) for d in shape if self.axis(d.name)]
+    return self.is_uneven and any(d.size % axis.size for d, axis in split)
 
   @property
   def size(self) -> int:
@@ -185,6 +200,11 @@ class Descriptor:
   @functools.cached_property
   def shapes(self) -> list[mtf.Shape]:
     """The shapes that a layout must suit: of inputs, of outputs, and those of `together`."""
+    return self.own_shapes + [mtf.convert_to_shape(t) for t in self.together]
+
+  @functools.cached_property
+  def own_shapes(self) -> list[mtf.Shape]:
+    """The shapes of inputs, outputs and variables."""
     mesh = mtf.Mesh(mtf.Graph(), "shapes")
     inputs = [mtf.import_tf_tensor(mesh, a, x.shape) for a, x in zip(self.arrays, self.inputs)]
     try:
@@ -192,8 +212,7 @@ class Descriptor:
     except Exception:  # It is told, with its text, when the operation is run.
       outputs = []
     made = [v.shape for v in mesh.graph.all_variables]
-    met = [mtf.convert_to_shape(t) for t in self.together]
-    return [t.shape for t in inputs + outputs] + made + met
+    return [t.shape for t in inputs + outputs] + made
 
   @property
   def dimension_names(self) -> list[str]:
@@ -206,6 +225,14 @@ class Descriptor:
     if not all(layout.suits(shape) for shape in self.shapes):
       return True
     return self.illegal is not None and self.illegal(layout)
+
+  def may_be_refused(self, layout: Layout) -> bool:
+    """Whether a layout that splits unevenly may be refused, and need not be.
+
+    What an operation demands of a split does not count where its inputs are gathered.
+    """
+    suits = all(layout.suits(shape) for shape in self.own_shapes)
+    return layout.is_uneven and suits and self.is_illegal(layout)
 
   def has_gradient(self, layout: Layout) -> bool:
     """Whether the gradient can be checked on a layout that is legal for the value."""
@@ -363,6 +390,42 @@ def draw_layouts(
       times[d] += 1
   layouts += [_random_layout(rng, rng.choice(meshes), names) for _ in range(wild)]
   return [dataclasses.replace(layout, shards=i % 2 == 0) for i, layout in enumerate(layouts)]
+
+
+def draw_uneven_layouts(family: str, descriptors: Sequence[Descriptor], count: int) -> list[Layout]:
+  """Draws layouts whose rules split unevenly, the same ones in every run.
+
+  Args:
+    family: name, from which the random numbers come.
+    descriptors: the operations.
+    count: how many layouts. Each of many candidates is as good as the operations of which it
+      splits a tensor unevenly, and the ones before did not.
+  """
+  rng = random.Random(zlib.crc32(f"{family} unevenly".encode()))
+  names = sorted({n for d in descriptors for n in d.dimension_names})
+  times = dict.fromkeys(descriptors, 0)
+  layouts: list[Layout] = []
+  for _ in range(count):
+    best: tuple[float, Layout, list[Descriptor]] | None = None
+    for _ in range(_CANDIDATES):
+      even = _random_layout(rng, rng.choice(_UNEVEN_MESHES), names)
+      layout = Layout(even.mesh, ",".join(f"{r}~" for r in even.rules.split(",") if r))
+      if layout in layouts:
+        continue
+      hit = [
+        d
+        for d in descriptors
+        if any(map(layout.splits_unevenly, d.own_shapes)) and not d.is_illegal(layout)
+      ]
+      score = sum(d.split_dimensions(layout) * 50.0 ** -times[d] for d in hit)
+      if best is None or score > best[0]:
+        best = (score, layout, hit)
+    if best is None:  # A family with few dimensions: all layouts were drawn.
+      break
+    layouts.append(best[1])
+    for d in best[2]:
+      times[d] += 1
+  return [dataclasses.replace(layout, shards=i % 3 == 1) for i, layout in enumerate(layouts)]
 
 
 # ------------------------------------------------------------------------ running
@@ -524,6 +587,10 @@ def _agree(
     whole[tuple(slice(b, b + n) for b, n in zip(impl.slice_begin(shape, p), sizes))]
     for p in range(impl.size)
   ]
+  if any(s.shape != tuple(sizes) for s in slices):
+    return False
+  # Without their padding.
+  slices = [s[tuple(slice(n) for n in impl.slice_extent(shape, p))] for p, s in enumerate(slices)]
   pairs = [*((whole, e) for e in exports), *zip(parts, slices)]
   if len(slices) != impl.size or any(a.shape != b.shape for a, b in pairs):
     return False
@@ -618,6 +685,8 @@ def check_family(
   """
   kind, execution = mode.split("_")
   traced = execution == "function"
+  unsure = [d for d in descriptors if d.may_be_refused(layout)]
+  descriptors = [d for d in descriptors if d not in unsure]
   refused = [d for d in descriptors if d.is_illegal(layout)]
   allowed = [d for d in descriptors if not d.is_illegal(layout)]
   allowed = [d if d.has_gradient(layout) else d.value_only for d in allowed]
@@ -640,6 +709,26 @@ def check_family(
       problems += [f"{d.name}: {p}" for p in compare(d, values)]
     except Exception as e:  # Whatever it is, it is told.
       problems.append(f"{d.name}: {type(e).__name__}: {str(e)[:300]}")
+  for d in unsure:
+    d = d if d.has_gradient(layout) else d.value_only
+    try:
+      values = run_program(make_impl(kind, layout, devices), [d], traced)[d.name]
+      problems += [f"{d.name}: {p}" for p in compare(d, values)]
+    except LayoutError:
+      tally.refusals += 1
+    except Exception as e:  # Whatever it is, it is told.
+      problems.append(f"{d.name}: {type(e).__name__}: {str(e)[:300]}")
+    else:
+      tally.values += 1
+      tally.gradients += d.differentiable
   if failure and not problems:
     problems.append(failure)
   return tally, problems
+
+
+def check_family_unevenly(
+  mode: str, layout: Layout, descriptors: Sequence[Descriptor], devices: Sequence[str]
+) -> tuple[Tally, list[str]]:
+  """`check_family` of a layout that splits unevenly, with NaN in all padding."""
+  with padding.filled_with(float("nan")):
+    return check_family(mode, layout, descriptors, devices)

@@ -17,6 +17,7 @@ import dataclasses
 import functools
 import importlib
 import os
+from collections.abc import Sequence
 
 import pytest
 
@@ -125,6 +126,21 @@ def long_layouts(family: str) -> list[framework.Layout]:
 
 
 @functools.cache
+def uneven_layouts(family: str) -> list[framework.Layout]:
+  """Layouts that split unevenly."""
+  count = draws_of(family).long if ALL_TRACED else 2
+  return framework.draw_uneven_layouts(family, FAMILIES[family], count)
+
+
+def _modes_of_uneven(family: str, number: int, draw: int) -> Sequence[str]:
+  """Each layout eagerly in one implementation; the first is traced, too, unless that is large."""
+  if ALL_TRACED:
+    return framework.MODES
+  traced = [] if draw or family in LARGE else [_TRACED[number % 2]]
+  return [_EAGER[draw % 2], *traced]
+
+
+@functools.cache
 def _split_usually(family: str) -> set[framework.Descriptor]:
   """What one of the usual layouts splits."""
   usually = layouts(family)[: usual(family)]
@@ -220,7 +236,11 @@ class Conformance:
     families = FAMILIES_OF[self.room]
     if "draw" in metafunc.fixturenames:
       cases = []
-      for family in families:
+      for number, family in enumerate(families):
+        if metafunc.function.__name__ == "test_family_split_unevenly":
+          for n in range(len(uneven_layouts(family))):
+            cases += [(family, n, mode) for mode in _modes_of_uneven(family, number, n)]
+          continue
         draws = draws_of(family)
         numbers = {mode: range(draws.usual) for mode in framework.MODES}
         if metafunc.function.__name__ == "test_whole_family_on_each_layout":
@@ -241,6 +261,17 @@ class Conformance:
     with framework.graph_optimizer(draw == 0 and len(FAMILIES[family]) < 40):
       tally, problems = framework.check_family(mode, layout, descriptors, cpu_devices)
     counts = {"family": family, "descriptors": len(FAMILIES[family]), "mode": mode}
+    record_property("conformance", {**counts, "layout": str(layout), **dataclasses.asdict(tally)})
+    assert not problems, f"{layout}, {mode}:\n  " + "\n  ".join(problems)
+
+  def test_family_split_unevenly(self, family, draw, mode, cpu_devices, record_property):
+    """With NaN in the padding of all slices."""
+    layout, descriptors = uneven_layouts(family)[draw], FAMILIES[family]
+    if mode in _TRACED and not ALL_TRACED:
+      descriptors = descriptors[::3]
+    with framework.graph_optimizer(draw == 0 and len(descriptors) < 40):
+      tally, problems = framework.check_family_unevenly(mode, layout, descriptors, cpu_devices)
+    counts = {"family": family, "descriptors": len(descriptors), "mode": mode}
     record_property("conformance", {**counts, "layout": str(layout), **dataclasses.asdict(tally)})
     assert not problems, f"{layout}, {mode}:\n  " + "\n  ".join(problems)
 

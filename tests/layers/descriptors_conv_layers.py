@@ -25,7 +25,7 @@ KERNEL2, KERNEL3 = "fh:{} fw:{} i:2 o:4", "fd:{} fh:{} fw:{} i:2 o:4"
 BLOCKS = "b:2 hb:4 wb:2 h:2 w:3 i:2"
 
 
-def _layer(name, layer, reference, x, kernel, unsplit=FILTER, **kwargs):
+def _layer(name, layer, reference, x, kernel, unsplit=FILTER, illegal=None, **kwargs):
   """A layer with a kernel only; kwargs with which it is called."""
   return op(
     name,
@@ -34,6 +34,7 @@ def _layer(name, layer, reference, x, kernel, unsplit=FILTER, **kwargs):
     x,
     variables={"c/kernel": kernel},
     unsplit=[n for n in unsplit if f"{n}:" in f"{x} {kernel}"],
+    illegal=illegal,
   )
 
 
@@ -263,6 +264,7 @@ DESCRIPTORS = [
     KERNEL3.format(5, 1, 3),
     filter_size=(5, 1, 3),
     d_blocks_dim=DB,
+    illegal=lambda layout: layout.splits("w"),  # It is padded, as the blocks' dimension is.
   ),
   _blocks(
     "blocks_transpose_2x2",

@@ -15,6 +15,8 @@ from mesh_tensorflow.meshes import cross_mesh
 SOURCES = ["s:2", "s:4", "s:2,t:2"]
 TARGETS = ["u:2", "u:4", "u:2,v:2", "u:2,v:4"]
 SHAPE = mtf.Shape([mtf.Dimension("a", 8), mtf.Dimension("b", 16), mtf.Dimension("c", 24)])
+# No size can be divided; of "c" some devices of four have nothing.
+UNEVEN = mtf.Shape([mtf.Dimension("a", 7), mtf.Dimension("b", 9), mtf.Dimension("c", 5)])
 LAYOUTS = 12
 
 
@@ -24,7 +26,7 @@ def layouts(mesh: str, seed: str) -> list[str]:
   draw, found = random.Random(f"{mesh} {seed}"), []
   for _ in range(LAYOUTS):
     order = draw.sample(["a", "b", "c", "", ""], len(names))
-    found.append(",".join(f"{d}:{m}" for d, m in zip(order, names) if d))
+    found.append(",".join(f"{d}:{m}~" for d, m in zip(order, names) if d))
   return found
 
 
@@ -33,50 +35,56 @@ def mesh(shape: str, layout: str, first: int) -> mtf.PlacementMeshImpl:
   return mtf.PlacementMeshImpl(shape, layout, [f"CPU:{first + i}" for i in range(size)])
 
 
-def blocks(impl, whole):
-  """The slice of each processor, as NumPy cuts it."""
-  n = impl.slice_shape(SHAPE)
-  begins = [impl.slice_begin(SHAPE, p) for p in range(impl.size)]
+def blocks(impl, whole, shape):
+  """The slice of each processor, without its padding, as NumPy cuts it."""
+  n = impl.slice_shape(shape)
+  begins = [impl.slice_begin(shape, p) for p in range(impl.size)]
   return [whole[tuple(slice(b, b + k) for b, k in zip(begin, n))] for begin in begins]
 
 
-def received(plan, slices, count):
+def received(plan, slices, target, shape):
   """What the transfers of a plan put together on each processor, by NumPy."""
-  result = [None] * count
+  result = [None] * target.size
   for assembly in plan:
-    parts = np.empty(math.prod(assembly.grid), object)
-    for i, t in enumerate(assembly.transfers):
-      parts[i] = slices[t.source][tuple(slice(b, b + n) for b, n in zip(t.begin, t.size))]
-    whole = np.block(parts.reshape(assembly.grid).tolist())
+    filled = [n - k for n, k in zip(target.slice_shape(shape), assembly.padding)]
+    whole = np.zeros(filled, int)
+    if assembly.transfers:
+      parts = np.empty(math.prod(assembly.grid), object)
+      for i, t in enumerate(assembly.transfers):
+        parts[i] = slices[t.source][tuple(slice(b, b + n) for b, n in zip(t.begin, t.size))]
+      whole = np.block(parts.reshape(assembly.grid).tolist())
     for p in assembly.replicas:
       result[p] = whole
   return result
 
 
+@pytest.mark.parametrize("shape", [SHAPE, UNEVEN], ids=["even", "uneven"])
 @pytest.mark.parametrize("overlap", [0, 1, 8], ids=["same devices", "one apart", "apart"])
 @pytest.mark.parametrize("target_shape", TARGETS)
 @pytest.mark.parametrize("source_shape", SOURCES)
-def test_each_element_is_sent_once_and_comes_to_its_place(source_shape, target_shape, overlap):
-  whole = np.arange(SHAPE.size).reshape(SHAPE.to_integer_list)
+def test_each_element_is_sent_once_and_comes_to_its_place(
+  source_shape, target_shape, overlap, shape
+):
+  whole = np.arange(shape.size).reshape(shape.to_integer_list)
   pairs = itertools.product(layouts(source_shape, "from"), layouts(target_shape, "to"))
   for source_layout, target_layout in pairs:
     source = mesh(source_shape, source_layout, 0)
     target = mesh(target_shape, target_layout, overlap)
-    slices = blocks(source, whole)
-    plan = cross_mesh.plan_transfers(source, target, SHAPE)
-    expected = blocks(target, whole)
-    for found, wanted in zip(received(plan, slices, target.size), expected, strict=True):
-      np.testing.assert_array_equal(found, wanted)
-    sent = cross_mesh.elements_sent(source, target, SHAPE)
+    slices = blocks(source, whole, shape)
+    plan = cross_mesh.plan_transfers(source, target, shape)
+    expected = blocks(target, whole, shape)
+    for found, wanted in zip(received(plan, slices, target, shape), expected, strict=True):
+      np.testing.assert_array_equal(found.ravel(), wanted.ravel())
+    sent = cross_mesh.elements_sent(source, target, shape)
     if overlap == 8:
-      assert sent == SHAPE.size  # The least: no device of the target has anything of it.
+      assert sent == shape.size  # The least: no device of the target has anything of it.
       continue
     # Of each distinct slice of the target some processor must get what its device has not.
     held = {source.devices[p]: s for p, s in enumerate(slices)}
     least = {}
     for p, wanted in enumerate(expected):
       has = np.intersect1d(wanted, held.get(target.devices[p], [])).size
-      key = tuple(target.slice_begin(SHAPE, p))
+      key = tuple(target.slice_begin(shape, p))
       least[key] = min(least.get(key, wanted.size), wanted.size - has)
     assert sent == sum(least.values())
 

@@ -102,6 +102,13 @@ def _slicewise(fn):
 
 
 DESCRIPTORS = [
+  op(
+    "cwise_scalar",
+    lambda x, s: mtf.cwise(lambda p, q: tf.exp(p) * tf.sin(q), [x, s]),
+    lambda x, s: np.exp(x) * np.sin(s),
+    AB,
+    "",
+  ),
   op("cwise_product", lambda x, y: mtf.cwise(lambda p, q: p * q, [x, y]), np.multiply, AB, AB),
   op(
     "cwise_three",

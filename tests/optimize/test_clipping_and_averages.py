@@ -9,13 +9,23 @@ import tensorflow as tf
 import mesh_tensorflow as mtf
 from mesh_tensorflow import optimize
 from mesh_tensorflow.errors import ConfigError, DimensionError, GraphError, ShapeError
-from tests.conformance.framework import MODES, Layout, draw_layouts, make_impl, op
+from mesh_tensorflow.numerics import padding
+from tests.conformance.framework import (
+  MODES,
+  Layout,
+  draw_layouts,
+  draw_uneven_layouts,
+  make_impl,
+  op,
+)
 from tests.optimize import reference
 
 DIMS = {"w": "a:8 b:16", "u": "b:16", "s": "", "t": "c:4 a:8"}
+_TENSORS = [op(n, lambda x: x, lambda x: x, d) for n, d in DIMS.items()]
 LAYOUTS = [
   Layout("r:1", ""),
-  *draw_layouts("clipping", [op(n, lambda x: x, lambda x: x, d) for n, d in DIMS.items()], 3),
+  *draw_layouts("clipping", _TENSORS, 3),
+  *draw_uneven_layouts("clipping", _TENSORS, 2),
   Layout("r:2,s:4", "a:r,b:s"),
 ]
 RUNS = [(layout, MODES[i % 2 :: 2][j]) for i, layout in enumerate(LAYOUTS) for j in range(2)]
@@ -46,7 +56,8 @@ def lower(impl, build, traced):
     return [lowering.export_to_tf_tensor(x) for x in results]
 
   run = lambda: impl.run(program, [])  # noqa: E731
-  return [x.numpy() for x in (tf.function(run, autograph=False) if traced else run)()]
+  with padding.filled_with(float("nan") if impl.uneven_names else 0.0):
+    return [x.numpy() for x in (tf.function(run, autograph=False) if traced else run)()]
 
 
 @pytest.mark.parametrize(("layout", "mode"), RUNS, ids=str)

@@ -17,11 +17,13 @@ import tensorflow as tf
 
 import mesh_tensorflow as mtf
 from mesh_tensorflow import optimize
+from mesh_tensorflow.numerics import padding
 from tests.conformance.framework import (
   MODE_PAIRS,
   MODES,
   Layout,
   draw_layouts,
+  draw_uneven_layouts,
   graph_optimizer,
   make_impl,
   op,
@@ -257,9 +259,11 @@ CASES = [
   ),
 ]
 
+_WEIGHTS = [op(c.name, lambda x: x, lambda x: x, c.dims) for c in CASES]
 LAYOUTS = [
   Layout("r:1", ""),
-  *draw_layouts("optimizers", [op(c.name, lambda x: x, lambda x: x, c.dims) for c in CASES], DRAWS),
+  *draw_layouts("optimizers", _WEIGHTS, DRAWS),
+  *draw_uneven_layouts("optimizers", _WEIGHTS, DRAWS),
 ]
 
 
@@ -323,7 +327,8 @@ def test_equals_numpy(layout, mode, cpu_devices):
   cases = [c for c in CASES if layout.suits(data(c)[0]) and (everything or c.in_all_modes)]
   assert cases
   impl = make_impl(kind, layout, cpu_devices)
-  with graph_optimizer(layout is GRAPH_OPTIMIZER):
+  fill = float("nan") if layout.is_uneven else 0.0
+  with graph_optimizer(layout is GRAPH_OPTIMIZER), padding.filled_with(fill):
     train(impl, cases, execution == "function")
   expected_names = set()
   for case in cases:

@@ -50,11 +50,13 @@ def test_values_and_gradients_of_drawn_layouts(kind, source, target, cpu_devices
   names = {"a": [], "b": []}
   tensors = []
   for n in range(12):
-    dims = [mtf.Dimension(f"{c}{n}", size) for c, size in zip("xyz", (8, 16, 8))]
+    # Every other one has sizes that cannot be divided.
+    sizes = (8, 16, 8) if n % 2 else (7, 9, 5)
+    dims = [mtf.Dimension(f"{c}{n}", size) for c, size in zip("xyz", sizes)]
     for side, shape in (("a", source), ("b", target)):
       axes = mtf.convert_to_shape(shape).dimension_names
       split = draw.sample([d.name for d in dims] + ["", ""], len(axes))
-      names[side] += [f"{d}:{m}" for d, m in zip(split, axes) if d]
+      names[side] += [f"{d}:{m}~" for d, m in zip(split, axes) if d]
     tensors.append(dims)
   impls = pair(kind, (source, ",".join(names["a"])), (target, ",".join(names["b"])), cpu_devices)
 
@@ -64,7 +66,10 @@ def test_values_and_gradients_of_drawn_layouts(kind, source, target, cpu_devices
     loss = mtf.add_n([mtf.reduce_sum(y * y) for y in ys])
     return ys, mtf.gradients([loss], list(xs))
 
-  values = [np.random.default_rng(i).uniform(-1, 1, [8, 16, 8]) for i in range(12)]
+  values = [
+    np.random.default_rng(i).uniform(-1, 1, [d.size for d in dims])
+    for i, dims in enumerate(tensors)
+  ]
   ys, gradients = there_and_back(*[v.astype(np.float32) for v in values])
   for v, y, g in zip(values, ys, gradients, strict=True):
     np.testing.assert_allclose(y, v**2, rtol=1e-5)

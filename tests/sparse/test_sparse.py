@@ -7,6 +7,7 @@ import pytest
 import tensorflow as tf
 
 import mesh_tensorflow as mtf
+from mesh_tensorflow.numerics import padding
 from tests.kinds import kept
 
 BATCH, VALUES, ROWS, WIDTH = (
@@ -188,6 +189,35 @@ def test_training_on_drawn_layouts(seed, cpu_devices):
     np.testing.assert_allclose(step(IDS, TARGET)[0], reference.step(), rtol=1e-4)
   got = impl.variable_store["table"].numpy().reshape(48, 4)
   np.testing.assert_allclose(got, reference.w, rtol=1e-3, atol=1e-4, err_msg=f"{shape} {layout}")
+
+
+@pytest.mark.parametrize(
+  "kind, shape, layout",
+  [
+    ("placement", "a:5", "batch:a~,rows:a~"),
+    ("simd", "a:5", "batch:a~,rows:a~"),
+    ("placement", "a:3,b:2", "batch:a~,values:b~,rows_a:a~,rows_b:b~"),
+    ("simd", "a:3,b:2", "values:a~,rows:a~"),
+    ("placement", "a:7", "rows:a~"),
+  ],
+)
+def test_training_on_uneven_splits(kind, shape, layout, cpu_devices):
+  cls = mtf.SimdMeshImpl if kind == "simd" else mtf.PlacementMeshImpl
+  impl = cls(shape, layout, cpu_devices[: mtf.convert_to_shape(shape).size])
+  step = make_step(impl, mtf.sparse.Adagrad(0.5))
+  with padding.filled_with(float("nan")):
+    start(impl, step)
+    reference = Reference(adagrad)
+    for _ in range(2):
+      np.testing.assert_allclose(step(IDS, TARGET)[0], reference.step(), rtol=1e-4)
+  got = impl.variable_store["table"].numpy().reshape(48, 4)
+  np.testing.assert_allclose(got, reference.w, rtol=1e-3, atol=1e-4)
+
+
+def test_the_width_is_not_split_unevenly(cpu_devices):
+  impl = mtf.PlacementMeshImpl("a:3", "width:a~", cpu_devices[:3])
+  with pytest.raises(mtf.LayoutError, match="width:4 of LookupOperation .* 3 does not divide 4"):
+    make_step(impl, mtf.sparse.Adagrad(0.5))(IDS, TARGET)
 
 
 @pytest.mark.parametrize("optimizer, keras", [

@@ -555,12 +555,13 @@ class _Run:
     if shape is None or rules is None:
       return
     parts = mtf.tensor_dim_to_mesh_dim_size(rules, shape, mtf.Dimension(name, size))
-    if size % parts:
-      axis = next(m for t, m in rules.pairs if t == name)
+    axis = next((m for t, m in rules.pairs if t == name), None)
+    if size % parts and (name, axis) not in rules.uneven:
       raise LayoutError(
         f"gin: {name}:{size} ({what}, {place}) cannot be split over mesh dimension "
         f"{axis}:{parts} (run.mesh_shape, {self._literal('mesh_shape')[1]}) as the layout rule "
-        f"{name}:{axis} says ({self._literal('layout_rules')[1]}): {parts} does not divide {size}"
+        f"{name}:{axis} says ({self._literal('layout_rules')[1]}): {parts} does not divide {size}; "
+        f"the rule {name}:{axis}~ splits it all the same"
       )
 
   # -------------------------------------------------------------------- sizes

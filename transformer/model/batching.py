@@ -125,8 +125,11 @@ def serialize_num_microbatches(
   length = max(sequence_length.values())
   sequences = max(1, tokens_per_microbatch_per_replica // length)
   # Microbatches are equally large: the next smaller number of sequences that divides the batch.
-  while per_replica % sequences:
+  # (One that is split unevenly is cut as a whole.)
+  while per_replica % sequences or batch_dim.size % (per_replica // sequences):
     sequences -= 1
+    if not sequences:
+      return batch_dim.size
   return per_replica // sequences
 
 

@@ -40,6 +40,8 @@ def overwrite(old: mtf.Tensor, new: mtf.Tensor, here: mtf.Tensor) -> mtf.Tensor:
 class WriteAtOperation(Operation):
   """One position of a state, overwritten; see `write_at`."""
 
+  lowers_uneven_slices = True
+
   def __init__(self, old: mtf.Tensor, new: mtf.Tensor, position: mtf.Tensor, dim: mtf.Dimension):
     super().__init__([old, new, position], name="write_at")
     if dim not in old.shape or set(new.shape) != set(old.shape - dim):

@@ -214,11 +214,12 @@ def describe_layout(impl: mtf.MeshImpl, graph: mtf.Graph) -> str:
         key = (d.name, impl.shape[axis].name)
         split[key] = split.get(key, 0) + 1
   present = layout_names.dimension_names(graph)
-  for tensor_name, mesh_name in impl.layout_rules.pairs:
+  rules = impl.layout_rules
+  for (tensor_name, mesh_name), (_, written) in zip(rules.pairs, rules.written):
     if mesh_name in impl.shape.dimension_names and tensor_name in present:
       n = split.get((tensor_name, mesh_name), 0)
       what = f"{n} variables" if n else "activations"
-      lines.append(f"  {tensor_name:<12} split over {mesh_name:<8} ({what})")
+      lines.append(f"  {tensor_name:<12} split over {written:<8} ({what})")
   if impl.state_dims:
     names = ", ".join(impl.state_dims)
     lines.append(

@@ -26,6 +26,8 @@ class CustomGradientOperation(Operation):
     name: of the operation.
   """
 
+  lowers_uneven_slices = True
+
   def __init__(
     self,
     inputs: list[Tensor],

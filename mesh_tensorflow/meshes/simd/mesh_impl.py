@@ -36,7 +36,7 @@ from mesh_tensorflow.meshes.simd.communication import Communication
 from mesh_tensorflow.meshes.simd.devices import choose_devices, worker_of_device
 from mesh_tensorflow.meshes.simd.program import ConcreteProgram, Program, TracedProgram, run_traced
 from mesh_tensorflow.meshes.store import StoredVariable, VariableStore
-from mesh_tensorflow.numerics import kernels
+from mesh_tensorflow.numerics import kernels, padding
 from mesh_tensorflow.program import scope
 from mesh_tensorflow.program.dimensions import Shape, ShapeLike
 from mesh_tensorflow.program.graph import Tensor
@@ -177,7 +177,7 @@ class PerDeviceMeshImpl(MeshImpl):
       b.one_slice if isinstance(b, LaidOutTensor) else b
       for b in self.laid_out_slice_begin(tensor_shape)
     ]
-    return kernels.cut(tf_tensor, begin, part)
+    return kernels.cut(self.padded_whole(tf_tensor, tensor_shape), begin, part)
 
   def import_tf_tensor(self, x: Tensor | Shape, tf_x: tf.Tensor) -> LaidOutTensor:
     shape = x if isinstance(x, Shape) else x.shape
@@ -189,7 +189,10 @@ class PerDeviceMeshImpl(MeshImpl):
     for tensor_axis, mesh_axis in enumerate(self.tensor_layout(shape)):
       if mesh_axis is not None:
         result = self.allconcat(result, mesh_axis, tensor_axis)
-    return tf.convert_to_tensor(result.one_slice)
+    whole = tf.convert_to_tensor(result.one_slice)
+    for axis in self.uneven_axes(shape):
+      whole = kernels.cut_axis(whole, axis, 0, shape[axis].size)
+    return whole
 
   def Print(self, x: LaidOut, data: Sequence[LaidOut], message: str, **kwargs: Any) -> Any:  # noqa: N802
     """Prints the slices of `data`, and the number of the processor that has them."""
@@ -451,15 +454,19 @@ class SimdMeshImpl(PerDeviceMeshImpl):
 
   def local_part(self, shape: Shape) -> tuple[list[int], list[int]]:
     begins = [self.slice_begin(shape, p) for p in self._here]
-    low = [min(b) for b in zip(*begins)]
-    high = [max(b) for b in zip(*begins)]
-    return low, [h - b + n for b, h, n in zip(low, high, self.slice_shape(shape))]
+    # What lies behind the end is padding, which nobody has to read.
+    low = [min(*b, d.size) for b, d in zip(zip(*begins), shape)]
+    high = [max(b) + n for b, n in zip(zip(*begins), self.slice_shape(shape))]
+    return low, [min(h, d.size) - b for b, h, d in zip(low, high, shape)]
 
   def import_local_part(self, shape: Shape, tf_x: tf.Tensor) -> LaidOutTensor:
     """The slice of a tensor of which this process has its `local_part`."""
     low, sizes = self.local_part(shape)
     part = self.slice_shape(shape)
-    if part == sizes:
+    for axis in self.uneven_axes(shape):
+      last = max(self.slice_begin(shape, p)[axis] for p in self._here)
+      tf_x = padding.padded(tf_x, axis, last + part[axis] - low[axis])
+    if part == tf_x.shape.as_list():
       return LaidOutTensor([tf_x])
     begins = [
       # Within the part that this process has.

@@ -474,6 +474,8 @@ class LocalSelfAttention(SelfAttention):
       num_splits = mtf.tensor_dim_to_mesh_dim_size(
         model.layout, model.mesh_shape, context.length_dim
       )
+      if context.length_dim.size % num_splits:
+        num_splits = 1  # It is split unevenly, and whole where it is cut into blocks.
 
     def relative_bias(relative_position: mtf.Tensor, q_blocks: mtf.Tensor) -> mtf.Tensor:
       return self._relative_bias(
