@@ -282,7 +282,7 @@ class RunSettings(TrainerSettings):
     COUNT,
     flag="--pipeline_stages",
     short="Cut the layers into so many stages, each on devices of its own.",
-    commands="train eval infer score export",
+    commands="train eval infer score export plan",
   )
   pipeline_schedule: str = setting(
     'with `pipeline_stages`, the order of work: "gpipe", "1f1b" (few activations at a time) or '

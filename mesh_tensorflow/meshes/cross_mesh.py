@@ -193,8 +193,8 @@ def reshard(
     with tf.device(target.processor_device(assembly.at)):
       if blocks:
         whole = _joined(blocks, assembly.grid)
-        if any(assembly.padding):
-          whole = tf.pad(whole, [[0, n] for n in assembly.padding])
+        for axis, n in enumerate(assembly.padding):
+          whole = kernels.pad(whole, axis, 0, n) if n else whole
       else:
         whole = tf.zeros(target.slice_shape(shape), slices[0].dtype)
     for p in assembly.replicas:

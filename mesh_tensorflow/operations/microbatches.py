@@ -36,6 +36,7 @@ def serialize_training_step(
   model_fn: Callable[[dict[str, Tensor]], dict[str, Tensor]],
   batch_dim: DimensionLike,
   num_splits: int,
+  *,
   schedule: str = "1f1b",
 ) -> tuple[list[Tensor], dict[str, Tensor]]:
   """Computes gradients in a loop over parts of the batch, to use less memory.

@@ -62,6 +62,7 @@ _CONFIG = """
 --model_dir=m              | --model_dir=m
 --batch_size=3             | run.batch_size = 3
 --precision=bfloat16       | run.precision = 'bfloat16'
+--pipeline_stages=2        | run.pipeline_stages = 2
 """
 _MESH = """
 --mesh=batch:2             | run.mesh_shape = 'batch:2'
