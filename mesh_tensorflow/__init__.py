@@ -80,6 +80,7 @@ _FACE = """
   Lowering MeshImpl PlacementMeshImpl SimdMeshImpl StrategyMeshImpl VariableStore
   function TensorSpec Trainer eager describe auto_layout from_tensorflow virtual_cpu_devices
   get_variable variable_scope import_tf_tensor gradients recompute_grad stop_gradient
+  reshard stage serialize_training_step
   slicewise cwise einsum reshape transpose rename_dimension cast slice split concat stack unstack
   pad gather one_hot where while_loop cond reduce_sum reduce_mean reduce_max add multiply square
   softmax relu dropout constant zeros ones range random_uniform random_normal
