@@ -41,7 +41,7 @@ PIPELINES = {
   "two, scaled": (TWO, "run.loss_scale = 'dynamic'"),
   "two, recomputed": (TWO, "transformer.LayerStack.recompute_grads = True"),
 }
-KEPT = ["four, zero bubble", "two, gpipe, simd", "two, batch, shards", "two, scaled"]
+KEPT = ["four, zero bubble", "two, gpipe, simd"]
 
 
 def names(folder):
