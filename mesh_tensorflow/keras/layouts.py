@@ -18,7 +18,7 @@ import keras
 import tensorflow as tf
 
 from mesh_tensorflow import workers
-from mesh_tensorflow.errors import ArgumentError, LayoutError, MeshShapeError
+from mesh_tensorflow.errors import ArgumentError, LayoutError, MeshShapeError, UnsupportedError
 from mesh_tensorflow.importing.imported import Imported
 from mesh_tensorflow.keras.processes import full_name
 from mesh_tensorflow.meshes.layout import LayoutLike, LayoutRules, convert_to_layout_rules
@@ -119,9 +119,15 @@ def convert_to_mesh(mesh: Any) -> MeshChoice:
   Raises:
     ArgumentError: it is nothing that stands for a mesh.
     MeshShapeError: it is one of no devices, or has a name twice.
+    UnsupportedError: it has stages.
     LayoutError: a pattern of a layout map is no regular expression.
   """
   if isinstance(mesh, MeshImpl):
+    if mesh.stages:
+      raise UnsupportedError(
+        f"mtf.keras: the mesh {mesh.shape} has {len(mesh.stages)} stages, and a Keras model cannot"
+        " be cut into stages yet; give a mesh without, and split its dimensions"
+      )
     return MeshChoice(mesh.shape, mesh.size, None, mesh)
   if isinstance(mesh, AutoParallel):
     return mesh.choice

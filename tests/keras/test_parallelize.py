@@ -35,6 +35,15 @@ def test_meshes(mesh: Any, shape: str | None, size: int) -> None:
   assert choice.size == size
 
 
+def test_a_mesh_of_stages(cpu_devices):
+  store = mtf.VariableStore()
+  first, second = (
+    mtf.PlacementMeshImpl("all:1", "", [d], variable_store=store) for d in cpu_devices[:2]
+  )
+  with pytest.raises(UnsupportedError, match="has 2 stages"):
+    convert_to_mesh(first.with_stages([second]))
+
+
 @pytest.mark.parametrize("mesh", [True, 1.5, "rows", object(), {"rows": "two"}])
 def test_what_is_no_mesh(mesh: Any) -> None:
   with pytest.raises(ArgumentError, match="a mesh implementation, a mesh shape such as"):
