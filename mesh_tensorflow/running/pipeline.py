@@ -96,15 +96,16 @@ def divided(loop: WhileLoopOperation, impl_of: ImplOf, seed: Tensor | None) -> S
   ]
   needed = needed_operations(body.operations, outputs)
   # What depends on the microbatch.
-  varies = {number}
+  varies, numbers = {number}, {number}
   once: list[Operation] = []
   counters: list[Reshard] = []
   inner: list[Operation] = []
   for op in body.operations:
     if op not in needed:
       continue
-    if isinstance(op, Reshard) and op.inputs[0] is number:
+    if isinstance(op, Reshard) and op.inputs[0] in numbers:
       counters.append(op)
+      numbers.update(op.outputs)
       varies.update(op.outputs)
     elif _is_invariant(op, varies, impl_of):
       once.append(op)
@@ -162,7 +163,10 @@ def _tasks(order: Sequence[Segment | Operation], impl_of: ImplOf) -> list[schedu
   impls: dict[Any, int] = {}
   segments = [s for s in order if isinstance(s, Segment)]
   maker = {x: i for i, s in enumerate(segments) for x in s.outputs}
-  source = {r.outputs[0]: r.inputs[0] for r in order if isinstance(r, Reshard)}
+  source: dict[Tensor, Tensor] = {}
+  for r in order:
+    if isinstance(r, Reshard):
+      source[r.outputs[0]] = source.get(r.inputs[0], r.inputs[0])
   tasks: list[schedules.Task] = []
   for s in segments:
     before = {maker[source.get(x, x)] for x in s.inputs if source.get(x, x) in maker}
@@ -214,11 +218,12 @@ class _LoweredPipeline:
     self.table = schedules.table(self.stages.tasks, self.count, loop.schedule)
     self.made = {x for s in self.stages.order for x in _outputs(s)}
     self.functions = [_Stage(self, s) for s in self.stages.segments]
-    self.crossings: dict[Segment | None, list[Reshard]] = {}
+    self.crossings: dict[Segment, list[Reshard]] = {}
     maker = {x: s for s in self.stages.segments for x in s.outputs}
     for r in self.stages.order:
-      if isinstance(r, Reshard):
-        self.crossings.setdefault(maker.get(r.inputs[0]), []).append(r)
+      if isinstance(r, Reshard):  # Also of what another one has brought.
+        made = maker[r.outputs[0]] = maker[r.inputs[0]]
+        self.crossings.setdefault(made, []).append(r)
 
   def run(self) -> None:
     lowering, loop = self.lowering, self.loop

@@ -124,6 +124,31 @@ def test_all_stages_on_one_mesh(cpu_devices, alone):
   check(train(dict.fromkeys(["stage0", "stage1"], one), ["stage0", "stage1"]), alone)
 
 
+def test_what_only_passes_through_a_stage(cpu_devices):
+  """What is made on the first mesh goes by the second to the third."""
+
+  def gradient(impls):
+    names = list(impls)
+
+    @mtf.function(impls, [mtf.TensorSpec([BATCH, IO])])
+    def f(x):
+      def model(features):
+        y = features["x"] * mtf.get_variable(x.mesh, "v", [IO])
+        for name in names[1:]:
+          y = mtf.reshard(y, name)
+        return {"loss": mtf.reduce_sum(mtf.square(y)), "y": y}
+
+      grads, outputs = mtf.serialize_training_step({"x": x}, model, BATCH, 4)
+      return grads, outputs["y"]
+
+    return f(np.arange(128.0).reshape(16, 8))
+
+  found = gradient(meshes(["placement", "simd", "placement"], "all:2", "batch:all", cpu_devices))
+  expected = gradient(meshes(["placement"], "all:1", "", cpu_devices))
+  for a, b in zip(tf.nest.flatten(found), tf.nest.flatten(expected), strict=True):
+    np.testing.assert_allclose(a, b, rtol=1e-5)
+
+
 @pytest.mark.parametrize("kind", kept(["placement", "simd"], ["simd"]))
 def test_state_in_shards(kind, cpu_devices, alone):
   impls = meshes([kind] * 2, "all:2", "batch:all", cpu_devices)
