@@ -80,6 +80,7 @@ def _pipeline(report: Any) -> str:
   if len(plan.stages) <= 16 and plan.microbatches <= 64:
     lines += ["  Digits are microbatches going forward, letters the same ones going back:"]
     lines += [f"  {line}" for line in plan.drawn().splitlines()]
+  title = textwrap.fill(title, WIDTH, subsequent_indent="  ")
   return "\n".join([title, *lines])
 
 
