@@ -90,7 +90,7 @@ def capture(graph: Graph, fn: Callable[[], object]) -> tuple[Any, list[Operation
 
 def _outside(before: Sequence[Operation], made: Sequence[Operation]) -> set[Operation]:
   """Those of the operations made in a block that are in front of it."""
-  outside = {op for op in made if isinstance(op, Variable)}
+  outside: set[Operation] = {op for op in made if isinstance(op, Variable)}
   moves = [op for op in made if op.is_between_meshes]
   known = {*before, *outside} if moves else outside
   for op in moves:

@@ -559,7 +559,7 @@ class Operation(Splittable, GraphMember, metaclass=OperationType):
       raise ArgumentError(f"operation {name!r}: mesh must be an mtf.Mesh, got {mesh}; write x.mesh")
     if name is None:
       raise ArgumentError(f"{type(self).__name__} of {list(inputs)} needs a name")
-    if is_in_stage() and not (self.is_between_meshes or self.stays_in_stages):
+    if _STAGE.mesh is not None and not (self.is_between_meshes or self.stays_in_stages):
       mesh, inputs = self._on_stage(_STAGE.mesh, mesh, inputs)
     for x in inputs:
       if not isinstance(x, Tensor):

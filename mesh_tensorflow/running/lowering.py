@@ -448,12 +448,11 @@ class Lowering:
     result.recent = collections.deque(maxlen=GATHERED_AHEAD)
     if loop_key is not None:
       if self._loop_key is not None:
-        fold = lambda a, b: random_bits.fold(tf.cast(a, tf.uint32), b)  # noqa: E731
         if self._is_around:  # Numbers, which the programs of all meshes take.
-          loop_key = fold(self._loop_key, loop_key)
+          loop_key = _fold_keys(self._loop_key, loop_key)
         else:
           impl = impl or next(iter(self.mesh_to_impl.values()))
-          loop_key = impl.slicewise(fold, self._loop_key, loop_key)
+          loop_key = impl.slicewise(_fold_keys, self._loop_key, loop_key)
       result._loop_key = loop_key
     return result
 
@@ -572,6 +571,11 @@ def _next_run(impl: MeshImpl) -> tuple[Any, StoredVariable]:
   now = impl.slicewise(tf.identity, now)
   counter.update(lambda v: v.assign_add(1))
   return now, stored
+
+
+def _fold_keys(outer: Any, number: Any) -> Any:
+  """The key of an iteration in that of a loop around."""
+  return random_bits.fold(tf.cast(outer, tf.uint32), number)
 
 
 def _scope_name(name: str) -> str:
