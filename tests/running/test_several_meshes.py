@@ -341,6 +341,23 @@ def test_an_operation_on_tensors_of_two_meshes(cpu_devices):
     f(np.ones(8))
 
 
+def test_a_condition_with_a_loop_of_another_mesh(cpu_devices):
+  """Also what is in a block of a block has to be of its mesh."""
+  impls = pair("placement", *LAYOUTS[0], cpu_devices, first=4)
+
+  @mtf.function(impls, [mtf.TensorSpec([BATCH])])
+  def f(x):
+    def branch():
+      start = mtf.constant(x.mesh, 0, dtype=tf.int32)
+      body = lambda i, y: [i + 1, mtf.reshard(mtf.exp(mtf.reshard(y, "b")), "a")]  # noqa: E731
+      return mtf.while_loop(lambda i, y: mtf.less(i, 2), body, [start, x])[1]
+
+    return mtf.cond(mtf.greater(mtf.reduce_sum(x), 0.0), branch, lambda: x)
+
+  with pytest.raises(mtf.errors.UnsupportedError, match="ConditionalOperation cond .* mtf.reshard"):
+    f(np.ones(8))
+
+
 def test_what_was_not_asked_for(cpu_devices):
   impls = pair("placement to simd", *LAYOUTS[0], cpu_devices, first=4)
 
