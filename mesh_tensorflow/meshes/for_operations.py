@@ -60,5 +60,7 @@ class LoweringInProgress(Protocol):
   def lower_block(self, operations: Sequence[Operation], wanted: Sequence[Tensor]) -> None:
     """Lowers the operations of a block, of which some tensors are asked for afterwards."""
 
-  def child(self, loop_key: LaidOutTensor | None = None) -> LoweringInProgress:
+  def child(
+    self, loop_key: LaidOutTensor | None = None, impl: MeshImpl | None = None
+  ) -> LoweringInProgress:
     """A lowering for the body of a loop or branch: sees this one's tensors, keeps its own."""

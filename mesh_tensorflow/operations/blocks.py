@@ -11,7 +11,7 @@ block, and says what of the forward pass they need.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from mesh_tensorflow.meshes.for_operations import LoweringInProgress
@@ -24,9 +24,11 @@ from mesh_tensorflow.operations.stacks import carries_gradient
 from mesh_tensorflow.operations.variables import Depend, Variable
 from mesh_tensorflow.program.graph import (
   Graph,
+  Mesh,
   Operation,
   Tensor,
   needed_operations,
+  on_stage,
   reads,
   unwatched,
   usable,
@@ -69,7 +71,11 @@ class Block:
 
 
 def capture(graph: Graph, fn: Callable[[], object]) -> tuple[Any, list[Operation]]:
-  """Calls `fn`; removes the operations that it makes, except variables, from the graph."""
+  """Calls `fn`; removes the operations that it makes from the graph.
+
+  Variables stay there, and what brings a tensor of the graph to another mesh: so the block may be
+  of one mesh.
+  """
   operations = graph.operations
   n = len(operations)
   try:
@@ -77,8 +83,21 @@ def capture(graph: Graph, fn: Callable[[], object]) -> tuple[Any, list[Operation
       result = fn()
   finally:
     made = operations[n:]
-    operations[n:] = [op for op in made if isinstance(op, Variable)]
-  return result, [op for op in made if not isinstance(op, Variable)]
+    outside = _outside(operations[:n], made)
+    operations[n:] = [op for op in made if op in outside]
+  return result, [op for op in made if op not in outside]
+
+
+def _outside(before: Sequence[Operation], made: Sequence[Operation]) -> set[Operation]:
+  """Those of the operations made in a block that are in front of it."""
+  outside: set[Operation] = {op for op in made if isinstance(op, Variable)}
+  moves = [op for op in made if op.is_between_meshes]
+  known = {*before, *outside} if moves else outside
+  for op in moves:
+    if op.inputs[0].operation in known:
+      known.add(op)
+      outside.add(op)
+  return outside
 
 
 class BlockOperation(Operation):
@@ -94,6 +113,12 @@ class BlockOperation(Operation):
 
   _blocks: list[Block]
   _keys: list[Tensor]
+
+  def _on_stage(
+    self, stage: Mesh | str, mesh: Mesh, inputs: list[Tensor]
+  ) -> tuple[Mesh, list[Tensor]]:
+    # What the blocks begin with is brought there, as what they take is.
+    return super()._on_stage(stage, mesh, [on_stage(x) for x in inputs])
 
   @property
   def inner_operations(self) -> list[Operation]:
@@ -155,6 +180,13 @@ class BlockOperation(Operation):
         )
     result.tensors.update({key: lowering.tensors[x] for key, x in known.items()})
     return result
+
+
+def with_inner(operations: Iterable[Operation]) -> Iterator[Operation]:
+  """Operations, and those in their blocks, and in the blocks of these."""
+  for op in operations:
+    yield op
+    yield from with_inner(getattr(op, "inner_operations", ()))
 
 
 def summaries_of(operations: Iterable[Operation]) -> list[ScalarSummaryOperation]:

@@ -33,7 +33,7 @@ from mesh_tensorflow.operations.stacks import (
 )
 from mesh_tensorflow.operations.variables import grouped
 from mesh_tensorflow.program.argument_kinds import BoolTensor
-from mesh_tensorflow.program.graph import Operation, Tensor, check_one_graph
+from mesh_tensorflow.program.graph import Operation, Tensor, check_one_graph, on_stage
 
 __all__ = ["ConditionalOperation", "cond"]
 
@@ -97,10 +97,14 @@ class ConditionalOperation(BlockOperation):
         f"{self.name}: {_name(fn)}{inspect.signature(fn)} must take no argument; what it uses from "
         "outside it finds by itself"
       ) from None
-    result, operations = capture(self.graph, fn)
-    self.structures.append(type(result))
-    outputs = list(result) if isinstance(result, (list, tuple)) else [result]
-    outputs = [] if result is None else outputs
+
+    def on_one_mesh() -> list[Any]:
+      result = fn()
+      self.structures.append(type(result))
+      outputs = list(result) if isinstance(result, (list, tuple)) else [result]
+      return [] if result is None else [on_stage(y) for y in outputs]
+
+    outputs, operations = capture(self.graph, on_one_mesh)
     for y in outputs:
       if not isinstance(y, Tensor):
         raise GraphError(f"{self.name}: {_name(fn)} must return mtf.Tensors, got {y!r}")

@@ -17,6 +17,7 @@ from mesh_tensorflow.meshes.for_operations import LoweringInProgress
 from mesh_tensorflow.meshes.laid_out import LaidOut, LaidOutTensor, LazyAllreduceSum
 from mesh_tensorflow.meshes.slices import transpose_to
 from mesh_tensorflow.numerics import kernels
+from mesh_tensorflow.operations.blocks import with_inner
 from mesh_tensorflow.operations.indexing import ScatterAddOperation, begin_of, is_split, keep_where
 from mesh_tensorflow.operations.stacks import element_like, empty_slices, push_slices
 from mesh_tensorflow.operations.variables import Variable, grouped
@@ -128,7 +129,9 @@ class LoweredLoop:
     self.loop, self.lowering = loop, lowering
     self.impl = lowering.mesh_impl(loop)
     # Of several meshes it is a loop around their programs, of plain loop variables.
-    self.of_several_meshes = len({lowering.mesh_impl(op) for op in loop.body.operations}) > 1
+    self.of_several_meshes = (
+      len({lowering.mesh_impl(op) for op in with_inner(loop.body.operations)}) > 1
+    )
     if self.of_several_meshes and (
       loop.is_differentiated or len(loop.body.outputs) > loop.num_variables
     ):
@@ -252,7 +255,7 @@ class LoweredLoop:
     if number is not None and self.loop.counts_down:
       # Random operations here recompute an iteration of the forward pass: they need its number.
       number = self.impl.slicewise(lambda k: k - 1, state[0])
-    inner = self.outside.child(loop_key=number)
+    inner = self.outside.child(number, self.impl)
     # Copies: `body` tells by the difference what was run inside.
     inner.operations = dict(self.outside.operations)
     inner.scalar_summaries = []

@@ -42,7 +42,7 @@ from mesh_tensorflow.operations.stacks import (
   zero_gradient,
 )
 from mesh_tensorflow.program.dimensions import Shape
-from mesh_tensorflow.program.graph import Tensor
+from mesh_tensorflow.program.graph import Tensor, on_stage
 
 __all__ = ["WhileLoopOperation", "while_loop"]
 
@@ -150,8 +150,14 @@ class WhileLoopOperation(BlockOperation):
       placeholder.stack_of = x.stack_of
       placeholder.set_mesh(x.mesh)
     _check_count(self.name, fn, len(placeholders))
-    result, operations = capture(self.graph, lambda: fn(*placeholders))
-    outputs = list(result) if isinstance(result, (list, tuple)) else [result]
+
+    def on_one_mesh() -> list[Any]:
+      result = fn(*placeholders)
+      outputs = list(result) if isinstance(result, (list, tuple)) else [result]
+      n = self.num_variables  # What is added up stays where it is made.
+      return [*map(on_stage, outputs[:n]), *outputs[n:]]
+
+    outputs, operations = capture(self.graph, on_one_mesh)
     return Block(placeholders, operations, outputs)
 
   def _check_body_outputs(self, has_accumulators: bool) -> None:

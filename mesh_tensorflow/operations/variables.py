@@ -20,8 +20,15 @@ from mesh_tensorflow.meshes.store import StoredVariable
 from mesh_tensorflow.numerics import initializers
 from mesh_tensorflow.program import scope
 from mesh_tensorflow.program.dimensions import Shape, ShapeLike, convert_to_shape
-from mesh_tensorflow.program.graph import Graph, Mesh, Operation, Tensor, check_one_graph
-from mesh_tensorflow.program.operators import provide
+from mesh_tensorflow.program.graph import (
+  Graph,
+  Mesh,
+  Operation,
+  Tensor,
+  check_one_graph,
+  is_in_stage,
+)
+from mesh_tensorflow.program.operators import provide, provided
 
 __all__ = [
   "Assign",
@@ -405,6 +412,7 @@ class ReadVariable(Operation):
 
   lowers_uneven_slices = True
   is_cloneable = False
+  stays_in_stages = True
 
   def __init__(self, var: Variable, name: str | None = None):
     super().__init__(var.outputs, name=name or "read_variable")
@@ -472,6 +480,7 @@ class Assign(Operation):
   lowers_uneven_slices = True
   is_cloneable = False
   may_mix_meshes = True
+  stays_in_stages = True
   reads_shards = True
 
   def __init__(
@@ -487,6 +496,11 @@ class Assign(Operation):
         f"{name or 'assign'}: one value for each variable is needed, got {len(new_values)} values "
         f"for {len(variables)} variables {[v.full_name for v in variables]}"
       )
+    if is_in_stage():
+      bring = provided("reshard")
+      new_values = [
+        bring(x, v.mesh) if isinstance(x, Tensor) else x for v, x in zip(variables, new_values)
+      ]
     super().__init__(new_values, variables[0].mesh, name=name or "assign")
     self._variables = variables
     self._assign_fn = assign_fn

@@ -314,8 +314,10 @@ class PlanLowering(Lowering):
   # A program, and an iteration of a loop, make a key of some scalars once, for all their random
   # operations: it is no part of what one of these costs, which is the same alone and among others.
 
-  def child(self, loop_key: LaidOutTensor | None = None) -> PlanLowering:
-    result = super().child(loop_key)
+  def child(
+    self, loop_key: LaidOutTensor | None = None, impl: MeshImpl | None = None
+  ) -> PlanLowering:
+    result = super().child(loop_key, impl)
     assert isinstance(result, PlanLowering)
     if loop_key is not None:
       result._loop_key = _scalar(self.recorder.impl, tf.int32)

@@ -127,15 +127,19 @@ def on_mesh(mesh: Mesh | str | None) -> Iterator[None]:
     _STAGE.mesh = outer
 
 
-def on_stage(x: Tensor) -> Tensor:
-  """A tensor on the mesh of an open `mtf.stage`; as it is, if there is none."""
-  if _STAGE.mesh is None:
+def is_in_stage() -> bool:
+  """True if a `mtf.stage` is open."""
+  return _STAGE.mesh is not None
+
+
+def on_stage(x: Any) -> Any:
+  """A tensor on the mesh of an open `mtf.stage`; as it is, if there is none, and all else."""
+  if _STAGE.mesh is None or not isinstance(x, Tensor):
     return x
   found = x.graph.mesh(_STAGE.mesh) if isinstance(_STAGE.mesh, str) else _STAGE.mesh
   if found.graph is not x.graph:
     return x
-  moved: Tensor = provided("reshard")(x, found)
-  return moved
+  return provided("reshard")(x, found)
 
 
 class OperationType(type):
@@ -534,6 +538,8 @@ class Operation(Splittable, GraphMember, metaclass=OperationType):
   is_backward = False
   # Whether it takes its input from one mesh to another.
   is_between_meshes = False
+  # Whether it is on its own mesh in a `mtf.stage` of another one: what has to do with a variable.
+  stays_in_stages = False
   # Whether it needs of its inputs only the shards in which variables of their shapes are stored.
   reads_shards = False
 
@@ -553,7 +559,7 @@ class Operation(Splittable, GraphMember, metaclass=OperationType):
       raise ArgumentError(f"operation {name!r}: mesh must be an mtf.Mesh, got {mesh}; write x.mesh")
     if name is None:
       raise ArgumentError(f"{type(self).__name__} of {list(inputs)} needs a name")
-    if _STAGE.mesh is not None and not self.is_between_meshes:
+    if _STAGE.mesh is not None and not (self.is_between_meshes or self.stays_in_stages):
       mesh, inputs = self._on_stage(_STAGE.mesh, mesh, inputs)
     for x in inputs:
       if not isinstance(x, Tensor):

@@ -432,12 +432,13 @@ class Lowering:
       return []
     return [t for t in value.tensor_list if tf.is_tensor(t)]
 
-  def child(self, loop_key: LaidOutTensor | None = None) -> Lowering:
+  def child(self, loop_key: LaidOutTensor | None = None, impl: MeshImpl | None = None) -> Lowering:
     """A lowering for the body of a loop or branch: sees this one's tensors, keeps its own.
 
     Args:
-      loop_key: an integer scalar laid out (the iteration number), so that random
+      loop_key: an integer scalar, laid out or not (the iteration number), so that random
         operations draw anew in each iteration.
+      impl: the mesh on which it is laid out; by default the first.
     """
     result = object.__new__(type(self))  # Without __init__, which would lower the graph.
     result.__dict__.update(self.__dict__)
@@ -447,12 +448,11 @@ class Lowering:
     result.recent = collections.deque(maxlen=GATHERED_AHEAD)
     if loop_key is not None:
       if self._loop_key is not None:
-        impl = next(iter(self.mesh_to_impl.values()))
-        loop_key = impl.slicewise(
-          lambda a, b: random_bits.fold(tf.cast(a, tf.uint32), b),
-          self._loop_key,
-          loop_key,
-        )
+        if self._is_around:  # Numbers, which the programs of all meshes take.
+          loop_key = _fold_keys(self._loop_key, loop_key)
+        else:
+          impl = impl or next(iter(self.mesh_to_impl.values()))
+          loop_key = impl.slicewise(_fold_keys, self._loop_key, loop_key)
       result._loop_key = loop_key
     return result
 
@@ -571,6 +571,11 @@ def _next_run(impl: MeshImpl) -> tuple[Any, StoredVariable]:
   now = impl.slicewise(tf.identity, now)
   counter.update(lambda v: v.assign_add(1))
   return now, stored
+
+
+def _fold_keys(outer: Any, number: Any) -> Any:
+  """The key of an iteration in that of a loop around."""
+  return random_bits.fold(tf.cast(outer, tf.uint32), number)
 
 
 def _scope_name(name: str) -> str:

@@ -25,6 +25,7 @@ from mesh_tensorflow.errors import UnsupportedError
 from mesh_tensorflow.meshes import cross_mesh
 from mesh_tensorflow.meshes.laid_out import LaidOutTensor, LazyAllreduceSum
 from mesh_tensorflow.meshes.mesh_impl import MeshImpl
+from mesh_tensorflow.operations.blocks import with_inner
 from mesh_tensorflow.operations.cross_mesh import Reshard
 from mesh_tensorflow.operations.custom_gradient import CustomGradientOperation
 from mesh_tensorflow.operations.loops import WhileLoopOperation
@@ -67,7 +68,7 @@ def is_pipeline(op: Operation, impl_of: ImplOf) -> bool:
   """
   if not isinstance(op, WhileLoopOperation):
     return False
-  return len({impl_of(inner) for inner in op.body.operations}) > 1
+  return len({impl_of(inner) for inner in with_inner(op.body.operations)}) > 1
 
 
 def touched(op: Operation) -> Iterable[Operation]:
@@ -250,7 +251,8 @@ def read_again(
 
 def _check_one_mesh(op: Operation, impl: MeshImpl, impl_of: ImplOf) -> None:
   """Raises `UnsupportedError` if an operation, or one in its blocks, is of several meshes."""
-  inside = [x for inner in getattr(op, "inner_operations", ()) for x in (*inner.inputs, inner)]
+  inner_operations = with_inner(getattr(op, "inner_operations", ()))
+  inside = [x for inner in inner_operations for x in (*inner.inputs, inner)]
   for x in (*read_by(op, None), *getattr(op, "variables", ()), *inside):
     if impl_of(x) is not impl:
       raise UnsupportedError(

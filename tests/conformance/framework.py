@@ -431,11 +431,11 @@ def draw_uneven_layouts(family: str, descriptors: Sequence[Descriptor], count: i
 # ------------------------------------------------------------------------ running
 
 
-def make_impl(kind: str, layout: Layout, devices: Sequence[str]) -> Any:
+def make_impl(kind: str, layout: Layout, devices: Sequence[str], store: Any = None) -> Any:
   """A mesh implementation, "placement" or "simd", on the first of the devices."""
   devices = list(devices[: layout.size])
   cls = mtf.simd_mesh_impl.SimdMeshImpl if kind == "simd" else mtf.PlacementMeshImpl
-  impl = cls(layout.mesh, layout.rules, devices)
+  impl = cls(layout.mesh, layout.rules, devices, variable_store=store)
   sharded = mtf.convert_to_shape(layout.mesh).dimension_names if layout.shards else []
   return impl.with_sharded_state(sharded) if sharded else impl
 

@@ -4,10 +4,15 @@ A program is a list of steps; each makes a value from those before it. `Mesh` si
 `Dense` side: float64 `tf.Tensor`s with a list of names, which know no mesh and no layout. A step
 adds one to four operations. Functions with kinks (relu, max ...) are drawn only where the dense
 values are well away from them, so that rounding does not choose the gradient.
+
+A program over two meshes has places, too: on which mesh each step is done, and whether what it
+takes is brought there by `mtf.reshard` or by `mtf.stage`. Such programs also draw random numbers,
+loop, branch and change variables.
 """
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -17,10 +22,12 @@ import numpy as np
 import tensorflow as tf
 
 import mesh_tensorflow as mtf
-from tests.conformance.framework import Layout
+from tests.conformance.framework import SEED, Layout, make_impl
 
 SIZES = {"a": 2, "b": 4, "c": 4, "d": 8, "e": 8, "f": 4, "g": 8, "k": 3}
 MESHES = ("r:2", "r:4", "r:8", "r:2,s:2", "r:2,s:4", "r:4,s:2", "r:2,s:2,t:2", "r:2,s:1,t:4")
+# Of programs over several meshes.
+SMALL_MESHES = ("r:1", "r:2", "r:4", "r:2,s:2")
 LARGEST_TENSOR = 4096
 _BOUND = 8.0  # Values above it are scaled down, so that 30 steps stay in range.
 _KINK = 1e-3  # How far from a kink the values have to be.
@@ -61,6 +68,7 @@ class Step:
     on_dense: `Dense`s -> a `Dense`.
     meeting: names of dimensions that must not be on one mesh axis, besides those of its value.
     unsplit: names of dimensions that must not be split.
+    changes_variable: whether it changes the variable that it takes first; its value is the new one.
   """
 
   text: str
@@ -69,21 +77,78 @@ class Step:
   on_dense: Callable[..., Dense]
   meeting: tuple[frozenset[str], ...] = ()
   unsplit: tuple[str, ...] = ()
+  changes_variable: bool = False
+
+
+@dataclasses.dataclass(frozen=True)
+class Place:
+  """Where a step is done: on which mesh, and whether in a `mtf.stage` of it."""
+
+  mesh: str
+  in_stage: bool
+
+  def __str__(self) -> str:
+    return f"{'in stage' if self.in_stage else 'on'} {self.mesh}"
+
+
+@dataclasses.dataclass(frozen=True)
+class DrawnMesh:
+  """A mesh: "placement" or "simd", its layout, and the number of its first device."""
+
+  kind: str
+  layout: Layout
+  first: int
+
+  def __str__(self) -> str:
+    return f"{self.kind} {self.layout} from device {self.first}"
+
+
+def implementations(meshes: dict[str, DrawnMesh], devices: Sequence[str]) -> dict[str, Any]:
+  """The mesh implementations by name, of one store; one that has several names is made once."""
+  store = mtf.VariableStore(seed=SEED)
+  made = {
+    m: make_impl(m.kind, m.layout, devices[m.first :], store)
+    for m in dict.fromkeys(meshes.values())
+  }
+  return {name: made[m] for name, m in meshes.items()}
 
 
 @dataclasses.dataclass
 class Program:
-  """Inputs, variables and steps; `layout` is legal for every value and gradient."""
+  """Inputs, variables and steps; `layout` is legal for every value and gradient.
+
+  Attributes:
+    inputs: shapes and values.
+    variables: shapes and initial values.
+    steps: in order.
+    layout: of a program on one mesh.
+    meshes: of a program over several meshes, by name.
+    homes: likewise, for each input and variable the name of its mesh.
+    places: likewise, for each step.
+    in_stage: likewise, the mesh in whose stage gradients are asked for, or "".
+    left_out: numbers of steps whose values nobody asks for.
+  """
 
   inputs: list[tuple[mtf.Shape, np.ndarray]]
   variables: list[tuple[mtf.Shape, np.ndarray]]
   steps: list[Step]
   layout: Layout | None = None
+  meshes: dict[str, DrawnMesh] = dataclasses.field(default_factory=dict)
+  homes: list[str] = dataclasses.field(default_factory=list)
+  places: list[Place] = dataclasses.field(default_factory=list)
+  in_stage: str = ""
+  left_out: frozenset[int] = frozenset()
 
   def __repr__(self) -> str:
     given = [f"x{i} {s}" for i, (s, _) in enumerate([*self.inputs, *self.variables])]
     lines = [f"x{i + len(given)} = {s.text}" for i, s in enumerate(self.steps)]
-    return "\n".join(["", str(self.layout), *given, *lines])
+    if not self.meshes:
+      return "\n".join(["", str(self.layout), *given, *lines])
+    meshes = [f"{name}: {m}" for name, m in self.meshes.items()]
+    given = [f"{text} on {home}" for text, home in zip(given, self.homes)]
+    lines = [f"{text} {place}" for text, place in zip(lines, self.places)]
+    end = [f"gradients in stage {self.in_stage!r}, values left out: {sorted(self.left_out)}"]
+    return "\n".join(["", *meshes, *given, *lines, *end])
 
   def _repr_pretty_(self, printer: Any, cycle: bool) -> None:
     """How hypothesis shows a failing program."""
@@ -100,33 +165,84 @@ class Program:
     return np.random.default_rng(number).uniform(-1, 1, sizes).astype(np.float32)
 
   def build(self, mesh: mtf.Mesh, arrays: Sequence[tf.Tensor]) -> list[mtf.Tensor]:
-    """The values of all steps, then the gradients of inputs and variables."""
-    values = [mtf.import_tf_tensor(mesh, a, s) for a, (s, _) in zip(arrays, self.inputs)]
-    for i, (shape, value) in enumerate(self.variables):
+    """The values of all steps, then the gradients of inputs and variables.
+
+    Of a program over several meshes those that are asked for; its graph has the meshes, and each
+    variable is changed by a tenth of its gradient.
+    """
+    homes = [mesh.graph.mesh(name) for name in self.homes] or [mesh] * len(self.given)
+    n = len(self.inputs)
+    values = [mtf.import_tf_tensor(m, a, s) for m, a, (s, _) in zip(homes, arrays, self.inputs)]
+    for i, (home, (shape, value)) in enumerate(zip(homes[n:], self.variables)):
       initializer = mtf.initializers.Constant(value)
-      values.append(mtf.get_variable(mesh, f"v{i}", shape, initializer=initializer))
+      values.append(mtf.get_variable(home, f"v{i}", shape, initializer=initializer))
     sources = list(values)
-    for step in self.steps:
-      values.append(step.on_mesh(*[values[i] for i in step.inputs]))
+    for i, step in enumerate(self.steps):
+      place = self.places[i] if self.places else None
+      values.append(self._at(place, step, [values[k] for k in step.inputs]))
     ys = [values[i] for i in self.sinks()]
     dys = [
       mtf.import_tf_tensor(
-        mesh, self.cotangent(i, values[i].shape.to_integer_list), values[i].shape
+        values[i].mesh, self.cotangent(i, values[i].shape.to_integer_list), values[i].shape
       )
       for i in self.sinks()
     ]
-    gradients = mtf.gradients(ys, sources, dys)
+    with mtf.stage(self.in_stage) if self.in_stage else contextlib.nullcontext():
+      gradients = mtf.gradients(ys, sources, dys)
     gradients = [mtf.zeros_like(x) if d is None else d for x, d in zip(sources, gradients)]
-    return values[len(sources) :] + gradients
+    if self.meshes:
+      for x, d in zip(sources[n:], gradients[n:]):
+        mtf.assign_sub(x.operation, d * 0.1)
+    return self._asked_for(values[len(sources) :] + gradients)
+
+  @property
+  def given(self) -> list[tuple[mtf.Shape, np.ndarray]]:
+    """Inputs and variables."""
+    return [*self.inputs, *self.variables]
+
+  def _at(self, place: Place | None, step: Step, xs: list[mtf.Tensor]) -> mtf.Tensor:
+    """The value of a step at a place."""
+    if place is None:
+      return step.on_mesh(*xs)
+    if place.in_stage:
+      with mtf.stage(place.mesh):
+        return step.on_mesh(*xs)
+    # A variable that is changed is changed where it is.
+    kept = 1 if step.changes_variable else 0
+    return step.on_mesh(*xs[:kept], *[mtf.reshard(x, place.mesh) for x in xs[kept:]])
+
+  def _asked_for(self, results: list[Any]) -> list[Any]:
+    return [x for i, x in enumerate(results) if i not in self.left_out]
+
+  def run(self, impls: dict[str, Any], arrays: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+    """The results over several meshes.
+
+    Args:
+      impls: the mesh implementations by name.
+      arrays: the inputs.
+    """
+
+    def lower(arrays):
+      graph = mtf.Graph()
+      meshes = {mtf.Mesh(graph, name): impl for name, impl in impls.items()}
+      tensors = self.build(next(iter(meshes)), arrays)
+      lowering = mtf.Lowering(graph, meshes, seed=SEED, wanted=tensors)
+      return [lowering.export_to_tf_tensor(t) for t in tensors]
+
+    first = next(iter(impls.values()))
+    # Several meshes have programs of their own.
+    return lower(arrays) if len(set(impls.values())) > 1 else first.run(lower, (arrays,))
 
   def expected(self) -> list[np.ndarray]:
-    """The same in plain TensorFlow, in float64."""
-    given = [Dense(tf.constant(a, tf.float64), s.dims) for s, a in [*self.inputs, *self.variables]]
+    """The same in plain TensorFlow, in float64; over several meshes then the variables."""
+    given = [Dense(tf.constant(a, tf.float64), s.dims) for s, a in self.given]
     with tf.GradientTape() as tape:
       tape.watch([x.array for x in given])
       values = list(given)
+      now = dict(enumerate(given))
       for step in self.steps:
-        values.append(step.on_dense(*[values[i] for i in step.inputs]))
+        xs = [values[i] for i in step.inputs]
+        values.append(_change(step, now, xs) if step.changes_variable else step.on_dense(*xs))
       loss = tf.add_n(
         [
           tf.reduce_sum(values[i].array * self.cotangent(i, values[i].array.shape))
@@ -134,11 +250,23 @@ class Program:
         ]
       )
     gradients = tape.gradient(loss, [x.array for x in given], unconnected_gradients="zero")
-    return [x.array.numpy() for x in values[len(given) :]] + [
-      # The gradient of a gather comes as `tf.IndexedSlices`.
-      tf.convert_to_tensor(g).numpy()
-      for g in gradients
-    ]
+    # The gradient of a gather comes as `tf.IndexedSlices`.
+    gradients = [tf.convert_to_tensor(g).numpy() for g in gradients]
+    results = self._asked_for([x.array.numpy() for x in values[len(given) :]] + gradients)
+    if self.meshes:
+      changed = range(len(self.inputs), len(given))
+      results += [now[i].array.numpy() - 0.1 * gradients[i] for i in changed]
+    return results
+
+
+def _change(step: Step, now: dict[int, Dense], xs: list[Dense]) -> Dense:
+  """Changes the variable in `now` that a step takes first; returns what is read afterwards."""
+  i, first = step.inputs[0], xs[0]
+  new = step.on_dense(now[i], *xs[1:])
+  # What is read has the gradient of the variable, whatever was assigned to it.
+  delta = tf.stop_gradient(new.array - first.array)
+  now[i] = Dense(first.array + delta, first.dims)
+  return now[i]
 
 
 # ----------------------------------------------------------------------- kinds of step
@@ -318,12 +446,14 @@ class _Drawing:
     self.rng = np.random.default_rng(draw(st.integers(0, 2**20)))
     self.program = Program([], [], [])
     self.values: list[Dense] = []
+    self.now: dict[int, Dense] = {}  # The variables, where they were changed.
     for kind in (self.program.inputs, self.program.inputs, self.program.variables):
       names = draw(st.lists(st.sampled_from("abcde"), min_size=1, max_size=3, unique=True))
       shape = mtf.Shape([(n, SIZES[n]) for n in names])
       kind.append((shape, self.rng.uniform(-1.5, 1.5, shape.to_integer_list).astype(np.float32)))
     for shape, a in [*self.program.inputs, *self.program.variables]:
       self.values.append(Dense(tf.constant(a, tf.float64), shape.dims))
+    self.now.update(enumerate(self.values))
 
   def pick(self, options: Sequence[Any]) -> Any:
     return self.draw(st.sampled_from(list(options)))
@@ -336,7 +466,12 @@ class _Drawing:
 
   def add(self, step: Step) -> None:
     """Appends a step; scales its value if it is large."""
-    result = step.on_dense(*[self.values[i] for i in step.inputs])
+    xs = [self.values[i] for i in step.inputs]
+    if step.changes_variable:
+      self.program.steps.append(step)
+      self.values.append(_change(step, self.now, xs))
+      return
+    result = step.on_dense(*xs)
     if (size := float(tf.reduce_max(tf.abs(result.array)))) > _BOUND:
       factor = _BOUND / (4 * size)
       step = dataclasses.replace(
@@ -510,8 +645,121 @@ class _Drawing:
     meeting = (frozenset([*x.names, "k"]),)
     self.add(Step(f"gather(x{i}, {rows} of {dim.name})", (i,), on_mesh, on_dense, meeting))
 
+  def dropout(self) -> None:
+    """Random numbers: they depend on the name and the seed, on no layout."""
+    i = self.value()
+    name = f"dropout{len(self.program.steps)}"
+    dims = self.values[i].dims
+    kept = _dropout_mask(name, mtf.Shape(dims))
+    self.add(
+      Step(
+        f"dropout(x{i})",
+        (i,),
+        lambda x: mtf.dropout(x, True, rate=0.25, name=name),
+        lambda x: Dense(x.array * kept, x.dims),
+      )
+    )
 
-def _legal_layout(draw: Callable[[Any], Any], program: Program, values: Sequence[Dense]) -> Layout:
+  def assign(self) -> None:
+    """Changes a variable, and reads it again."""
+    v = len(self.program.inputs) + self.draw(st.integers(0, len(self.program.variables) - 1))
+    i = self.value()
+
+    def on_mesh(v, x):
+      change = mtf.tanh(mtf.reshard(mtf.reduce_mean(x), v.mesh))
+      mtf.assign(v.operation, mtf.read_variable(v.operation) * 0.5 + change)
+      return mtf.read_variable(v.operation)
+
+    def on_dense(v, x):
+      return Dense(v.array * 0.5 + tf.tanh(tf.reduce_mean(x.array)), v.dims)
+
+    text = f"assign(x{v}, x{v} / 2 + mean(x{i}))"
+    self.add(Step(text, (v, i), on_mesh, on_dense, changes_variable=True))
+
+  def _part_of(self, dims: Sequence[mtf.Dimension]) -> int:
+    """A value that has no other dimensions."""
+    return self.pick([i for i, x in enumerate(self.values) if set(x.dims) <= set(dims)])
+
+  def loop(self) -> None:
+    """A loop of three iterations, which takes a value from outside."""
+    i = self.value()
+    dims = self.values[i].dims
+    j = self._part_of(dims)
+
+    def on_mesh(x, y):
+      start = mtf.constant(x.mesh, 0, dtype=tf.int32)
+      body = lambda k, z: [k + 1, mtf.tanh(mtf.add(z, y * 0.5, output_shape=z.shape))]  # noqa: E731
+      return mtf.while_loop(lambda k, z: mtf.less(k, 3), body, [start, x])[1]
+
+    def on_dense(x, y):
+      z = x.array
+      for _ in range(3):
+        z = tf.tanh(z + y.to(dims) * 0.5)
+      return Dense(z, dims)
+
+    self.add(Step(f"loop(x{i}, x{j})", (i, j), on_mesh, on_dense))
+
+  def conditional(self) -> None:
+    """One of two functions of two values."""
+    i = self.value()
+    dims = self.values[i].dims
+    j = self._part_of(dims)
+    if not _away(tf.reduce_mean(self.values[i].array)):
+      return self.unary()
+
+    def on_mesh(x, y):
+      shape = mtf.Shape(dims)
+      return mtf.cond(
+        mtf.greater(mtf.reduce_mean(x), 0.0),
+        lambda: mtf.sin(mtf.add(x, y, output_shape=shape)),
+        lambda: mtf.multiply(x, y, output_shape=shape),
+      )
+
+    def on_dense(x, y):
+      y = y.to(dims)
+      positive = tf.reduce_mean(x.array) > 0
+      return Dense(tf.sin(x.array + y) if positive else x.array * y, dims)
+
+    self.add(Step(f"conditional(x{i}, x{j})", (i, j), on_mesh, on_dense))
+
+  def recomputed(self) -> None:
+    """What the backward pass computes again; it takes a value from outside, too."""
+    i = self.value()
+    dims = self.values[i].dims
+    j = self._part_of(dims)
+    on_mesh = lambda x, y: mtf.recompute_grad(  # noqa: E731
+      lambda z: mtf.sin(mtf.tanh(z) + mtf.sigmoid(y) * z), [x]
+    )
+
+    def on_dense(x, y):
+      return Dense(tf.sin(tf.tanh(x.array) + tf.sigmoid(y.to(dims)) * x.array), dims)
+
+    self.add(Step(f"recomputed(x{i}, x{j})", (i, j), on_mesh, on_dense))
+
+  def depend(self) -> None:
+    """A value, after another one."""
+    i, j = self.value(), self.value()
+    self.add(Step(f"depend(x{i}, x{j})", (i, j), lambda x, y: mtf.depend(x, [y]), lambda x, y: x))
+
+
+def _dropout_mask(name: str, shape: mtf.Shape) -> tf.Tensor:
+  """What dropout of a name multiplies by, on one device."""
+  graph = mtf.Graph()
+  mesh = mtf.Mesh(graph, "one")
+  kept = mtf.dropout(mtf.ones(mesh, shape), True, rate=0.25, name=name)
+  impl = mtf.PlacementMeshImpl(
+    "all:1", "", ["/device:CPU:0"], variable_store=mtf.VariableStore(seed=SEED)
+  )
+  lowering = mtf.Lowering(graph, {mesh: impl}, seed=SEED)
+  return tf.cast(lowering.export_to_tf_tensor(kept), tf.float64)
+
+
+def _legal_layout(
+  draw: Callable[[Any], Any],
+  program: Program,
+  values: Sequence[Dense],
+  meshes: Sequence[str] = MESHES,
+) -> Layout:
   """A layout under which no two dimensions that meet are on one mesh axis."""
   meeting = [frozenset(x.names) for x in values]
   meeting += [group for s in program.steps for group in s.meeting]
@@ -520,7 +768,7 @@ def _legal_layout(draw: Callable[[Any], Any], program: Program, values: Sequence
   for x in values:
     for d in x.dims:
       sizes.setdefault(d.name, set()).add(d.size)
-  mesh = draw(st.sampled_from(MESHES))
+  mesh = draw(st.sampled_from(meshes))
   axes = {d.name: d.size for d in mtf.convert_to_shape(mesh)}
   on_axis: dict[str, set[str]] = {axis: set() for axis in axes}
   rules = []
@@ -541,11 +789,72 @@ def _legal_layout(draw: Callable[[Any], Any], program: Program, values: Sequence
 @st.composite
 def programs(draw, min_steps: int = 5, max_steps: int = 30) -> Program:
   """A program, and a layout that is legal for it."""
+  drawing = _drawn(draw, _KINDS, min_steps, max_steps)
+  drawing.program.layout = _legal_layout(draw, drawing.program, drawing.values)
+  return drawing.program
+
+
+_KINDS = ["unary", "along", "along", "binary", "binary", "einsum", "einsum", "reshape"]
+_KINDS += ["reshape", "gather"]
+_FURTHER_KINDS = ["dropout", "dropout", "assign", "loop", "conditional", "recomputed", "depend"]
+
+
+def _drawn(
+  draw: Callable[[Any], Any], kinds: Sequence[str], min_steps: int, max_steps: int
+) -> _Drawing:
   drawing = _Drawing(draw)
-  kinds = ["unary", "along", "along", "binary", "binary", "einsum", "einsum", "reshape"]
-  kinds += ["reshape", "gather"]
   steps = draw(st.integers(min_steps, max_steps))
   while len(drawing.program.steps) < steps:
     getattr(drawing, draw(st.sampled_from(kinds)))()
-  drawing.program.layout = _legal_layout(draw, drawing.program, drawing.values)
-  return drawing.program
+  return drawing
+
+
+@st.composite
+def programs_over_two_meshes(draw, min_steps: int = 4, max_steps: int = 20) -> Program:
+  """A program, two meshes with layouts that are legal for it, and places of its steps."""
+  drawing = _drawn(draw, _KINDS + _FURTHER_KINDS, min_steps, max_steps)
+  program, names = drawing.program, ("first", "second")
+  program.meshes = draw_meshes(
+    draw, names, lambda: _legal_layout(draw, program, drawing.values, SMALL_MESHES)
+  )
+  mesh = st.sampled_from(names)
+  program.homes = [draw(mesh) for _ in program.given]
+  place = Place(draw(mesh), draw(st.booleans()))
+  for _ in program.steps:
+    # Runs of steps on a mesh, and sometimes a single one.
+    if not draw(st.integers(0, 2)):
+      place = Place(draw(mesh), draw(st.booleans()))
+    program.places.append(place)
+  program.in_stage = draw(st.sampled_from(["", "", *names]))
+  numbers = range(len(program.steps))
+  program.left_out = frozenset(i for i in numbers if draw(st.booleans()))
+  return program
+
+
+def draw_meshes(
+  draw: Callable[[Any], Any], names: Sequence[str], layout: Callable[[], Layout]
+) -> dict[str, DrawnMesh]:
+  """Meshes on the 8 virtual devices, most on devices of their own; some names share one.
+
+  Args:
+    draw: a function that draws from a strategy.
+    names: of the meshes.
+    layout: draws the layout of a mesh.
+  """
+  meshes: dict[str, DrawnMesh] = {}
+  free = 0
+  for name in names:
+    if meshes and not draw(st.integers(0, 7)):
+      meshes[name] = draw(st.sampled_from(list(meshes.values())))
+      continue
+    found = dataclasses.replace(layout(), shards=not draw(st.integers(0, 5)))
+    size = found.size
+    shares = free + size > 8 or not draw(st.integers(0, 4))
+    first = draw(st.integers(0, 8 - size)) if shares else free
+    free = max(free, first + size)
+    meshes[name] = DrawnMesh(draw(st.sampled_from(["placement", "simd"])), found, first)
+  return meshes
+
+
+# The mesh of one device that all others are compared with.
+ONE_DEVICE = DrawnMesh("placement", Layout("r:1", ""), 0)

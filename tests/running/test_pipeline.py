@@ -221,6 +221,35 @@ def test_a_loop_that_is_no_pipeline(cpu_devices):
   np.testing.assert_allclose(f(np.arange(8.0)), expected, rtol=1e-6)
 
 
+@pytest.mark.parametrize("sizes", [(2, 4), (4, 2)])
+def test_a_loop_in_a_stage_of_another_size(sizes, cpu_devices):
+  """Its random numbers are of the microbatch and of the iteration, on each mesh."""
+
+  def run(impls):
+    @mtf.function(impls, [mtf.TensorSpec([BATCH, IO])])
+    def f(x):
+      def model(features):
+        x = features["x"] * mtf.get_variable(features["x"].mesh, "w", [IO])
+        with mtf.stage("stage1"):
+          start = mtf.constant(x.mesh, 0, dtype=tf.int32)
+          body = lambda i, y: [i + 1, mtf.dropout(y, True, rate=0.25) * y]  # noqa: E731
+          y = mtf.while_loop(lambda i, y: mtf.less(i, 2), body, [start, x])[1]
+          return {"loss": mtf.reduce_mean(y), "y": y}
+
+      gradients, outputs = mtf.serialize_training_step({"x": x}, model, BATCH, 2)
+      return outputs["y"], gradients[0]
+
+    return f(np.random.default_rng(0).uniform(0.5, 1, [16, 8]), seed=5)
+
+  store, (m, n) = mtf.VariableStore(seed=1), sizes
+  first = mtf.PlacementMeshImpl(f"r:{m}", "batch:r", cpu_devices[:m], variable_store=store)
+  second = mtf.SimdMeshImpl(f"r:{n}", "batch:r", cpu_devices[m : m + n], variable_store=store)
+  one = meshes(["placement"], "all:1", "", cpu_devices)["stage0"]
+  expected = run({"stage0": one, "stage1": one})
+  for got, value in zip(run({"stage0": first, "stage1": second}), expected, strict=True):
+    np.testing.assert_allclose(got, value, rtol=1e-5, atol=1e-6)
+
+
 # ------------------------------------------------------------------------------- wrong use
 
 

@@ -218,6 +218,75 @@ def test_variables_are_read_after_they_changed_on_another_mesh(cpu_devices):
   assert [float(t) for t in f(1.0)] == [2.0, 12.0]
 
 
+@pytest.mark.parametrize("kind", KINDS[:3])
+def test_a_loop_and_a_condition_in_a_stage(kind, cpu_devices):
+  """What they begin with and take is brought there: they have gradients, as on one mesh."""
+
+  def run(impls):
+    @mtf.function(impls, [mtf.TensorSpec([BATCH, IO]), mtf.TensorSpec([BATCH, IO], mesh="b")])
+    def f(x, y):
+      with mtf.stage("b"):
+        start = mtf.constant(x.mesh, 0, dtype=tf.int32)
+        body = lambda i, z: [i + 1, mtf.tanh(z * x) + y]  # noqa: E731
+        z = mtf.while_loop(lambda i, z: mtf.less(i, 3), body, [start, x])[1]
+        is_positive = mtf.greater(mtf.reduce_sum(mtf.square(x)), 0.0)
+      with mtf.stage("a"):
+        z = mtf.cond(is_positive, lambda: mtf.sin(z) * x, lambda: x)
+        same = mtf.cond(is_positive, lambda: y, lambda: x)
+        loss = mtf.reduce_sum(mtf.square(z + same))
+      assert z.mesh is same.mesh is x.mesh
+      return [z, *mtf.gradients([loss], [x, y])]
+
+    return [t.numpy() for t in f(X, X[::-1].copy())]
+
+  for got, expected in zip(
+    run(pair(kind, *LAYOUTS[0], cpu_devices, first=4)), run(on_one(cpu_devices)), strict=True
+  ):
+    np.testing.assert_allclose(got, expected, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("kind", ["placement", "simd"])
+def test_variables_in_a_stage_of_another_mesh(kind, cpu_devices):
+  """They are read and changed where they are."""
+  impls = pair(kind, *LAYOUTS[0], cpu_devices, first=4)
+
+  @mtf.function(impls, [mtf.TensorSpec([BATCH])])
+  def f(x):
+    v = mtf.get_variable(x.mesh, "v", [BATCH], initializer=tf.ones_initializer())
+    with mtf.stage("b"):
+      mtf.assign_add(v, x * 2.0)
+      after = mtf.read_variable(v.operation)
+      return v * 1.0, after + x
+
+  before, after = f(np.arange(8))
+  np.testing.assert_array_equal(before, np.ones(8))
+  np.testing.assert_array_equal(after, 1 + 3 * np.arange(8))
+
+
+def test_random_numbers_in_loops_of_several_meshes(cpu_devices):
+  """A loop in a loop, each of both meshes, as large as they may be."""
+
+  def run(impls):
+    @mtf.function(impls, [mtf.TensorSpec([IO])])
+    def f(x):
+      def inner(i, x):
+        with mtf.stage("b"):
+          y = x + mtf.random_uniform(x.mesh, [IO])
+        y = mtf.reshard(y, x.mesh)
+        return [i + 1, y + mtf.random_uniform(x.mesh, [IO])]
+
+      def loop(body, x):
+        start = mtf.constant(x.mesh, 0, dtype=tf.int32)
+        return mtf.while_loop(lambda i, x: mtf.less(i, 2), body, [start, x])[1]
+
+      return loop(lambda i, x: [i + 1, loop(inner, x)], x)
+
+    return f(np.zeros(16), seed=5).numpy()
+
+  found = run(pair("placement to simd", ("s:2", "io:s"), ("u:4", ""), cpu_devices, first=4))
+  np.testing.assert_allclose(found, run(on_one(cpu_devices)), rtol=1e-5)
+
+
 def test_an_argument_on_its_mesh(cpu_devices):
   impls = pair("simd", *LAYOUTS[0], cpu_devices, first=4)
 
@@ -273,6 +342,23 @@ def test_an_operation_on_tensors_of_two_meshes(cpu_devices):
   impls = pair("placement", *LAYOUTS[0], cpu_devices, first=4)
   f = mtf.function(impls, [mtf.TensorSpec([BATCH])])(lambda x: x + mtf.reshard(x, "b"))
   with pytest.raises(mtf.errors.GraphError, match="mtf.reshard"):
+    f(np.ones(8))
+
+
+def test_a_condition_with_a_loop_of_another_mesh(cpu_devices):
+  """Also what is in a block of a block has to be of its mesh."""
+  impls = pair("placement", *LAYOUTS[0], cpu_devices, first=4)
+
+  @mtf.function(impls, [mtf.TensorSpec([BATCH])])
+  def f(x):
+    def branch():
+      start = mtf.constant(x.mesh, 0, dtype=tf.int32)
+      body = lambda i, y: [i + 1, mtf.reshard(mtf.exp(mtf.reshard(y, "b")), "a")]  # noqa: E731
+      return mtf.while_loop(lambda i, y: mtf.less(i, 2), body, [start, x])[1]
+
+    return mtf.cond(mtf.greater(mtf.reduce_sum(x), 0.0), branch, lambda: x)
+
+  with pytest.raises(mtf.errors.UnsupportedError, match="ConditionalOperation cond .* mtf.reshard"):
     f(np.ones(8))
 
 
