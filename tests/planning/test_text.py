@@ -15,7 +15,9 @@ def test_the_table_of_the_peak_has_at_most_five_rows(rows, shown):
   memory = Memory(inputs=0)
   memory.peak_operation = "dense/einsum"
   memory.largest = [Held(f"{name}/out:0", 1024) for name in "abcdefgh"]
-  peak = text._memory(types.SimpleNamespace(memory=memory, pipeline=None), rows).split("The peak is at")[1]
+  peak = text._memory(types.SimpleNamespace(memory=memory, pipeline=None), rows).split(
+    "The peak is at"
+  )[1]
   assert len([line for line in peak.splitlines() if "/out" in line]) == shown
   assert f"and {8 - shown} more" in peak
 
@@ -202,8 +204,12 @@ def test_where_the_predicted_time_goes(shared):
     machine=types.SimpleNamespace(shared=shared, device=device),
   )  # fmt: skip
   report = types.SimpleNamespace(
-    time=time, machine=types.SimpleNamespace(name="some"), utilisation=0.125, tokens_per_second=8e3,
-    pipeline=None, seconds=time.seconds,
+    time=time,
+    machine=types.SimpleNamespace(name="some"),
+    utilisation=0.125,
+    tokens_per_second=8e3,
+    pipeline=None,
+    seconds=time.seconds,
   )
   assert text._time(report, 5).splitlines() == [
     "Predicted for some: 1 s a step, 12.5% of the devices' peak, 8000 tokens/s",
