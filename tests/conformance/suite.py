@@ -268,7 +268,7 @@ class Conformance:
     """With NaN in the padding of all slices; large families in turns."""
     layout, descriptors = uneven_layouts(family)[draw], FAMILIES[family]
     if not ALL_TRACED and len(descriptors) > 12:
-      step = 6 if mode in _TRACED else 2
+      step = 8 if mode in _TRACED else 3
       descriptors = descriptors[draw % step :: step]
     with framework.graph_optimizer(draw == 0 and len(descriptors) < 40):
       tally, problems = framework.check_family_unevenly(mode, layout, descriptors, cpu_devices)

@@ -11,6 +11,7 @@ import pytest
 
 import mesh_tensorflow as mtf
 from mesh_tensorflow.meshes import cross_mesh
+from tests.kinds import kept
 
 SOURCES = ["s:2", "s:4", "s:2,t:2"]
 TARGETS = ["u:2", "u:4", "u:2,v:2", "u:2,v:4"]
@@ -60,8 +61,8 @@ def received(plan, slices, target, shape):
 
 @pytest.mark.parametrize("shape", [SHAPE, UNEVEN], ids=["even", "uneven"])
 @pytest.mark.parametrize("overlap", [0, 1, 8], ids=["same devices", "one apart", "apart"])
-@pytest.mark.parametrize("target_shape", TARGETS)
-@pytest.mark.parametrize("source_shape", SOURCES)
+@pytest.mark.parametrize("target_shape", kept(TARGETS, ["u:2", "u:2,v:2"]))
+@pytest.mark.parametrize("source_shape", kept(SOURCES, ["s:4", "s:2,t:2"]))
 def test_each_element_is_sent_once_and_comes_to_its_place(
   source_shape, target_shape, overlap, shape
 ):

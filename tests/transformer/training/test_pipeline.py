@@ -67,9 +67,9 @@ def test_a_training_is_the_same(pipeline, whole, tmp_path):
 
 
 def test_a_training_goes_on_with_other_stages(whole, tmp_path):
-  """One step each in two stages, in four, in one, in two."""
+  """One step in two stages, one in one, two in four."""
   _, losses = whole
-  for step, stages in enumerate(((TWO,), (FOUR,), (), (TWO,)), start=1):
+  for step, stages in ((1, (TWO,)), (2, ()), (4, (FOUR,))):
     small_lm.run(tmp_path, *SETTINGS, *stages, f"run.train_steps = {step}", text=small_lm.TEXT)
   found = program.losses(tmp_path / "model")
   np.testing.assert_allclose(list(found.values()), list(losses.values()), rtol=1e-4)
