@@ -94,7 +94,7 @@ def _replicas(impl: HasSlices, shape: Shape) -> dict[Begin, list[int]]:
 
 
 def _device(name: str | None) -> tuple[object, ...]:
-  """What tells a device from others, however its name is written; "" is one of its own."""
+  """Key of a device, the same however its name is written; "" is one of its own."""
   spec = tf.DeviceSpec.from_string(name or "")
   return spec.task or 0, spec.device_type, spec.device_index
 
@@ -164,7 +164,11 @@ def elements_sent(source: HasSlices, target: HasSlices, shape: Shape) -> int:
 
 
 def reshard(
-  source: HasSlices, target: HasSlices, shape: Shape, slices: Sequence[tf.Tensor]
+  source: HasSlices,
+  target: HasSlices,
+  shape: Shape,
+  slices: Sequence[tf.Tensor],
+  plan: Sequence[Assembly] | None = None,
 ) -> list[tf.Tensor]:
   """Builds the slices of another mesh; to be called in the program around both.
 
@@ -173,6 +177,7 @@ def reshard(
     target: another one.
     shape: shape of the tensor.
     slices: a slice for each processor of the source.
+    plan: what `plan_transfers` returned for them, if it was called before.
 
   Returns:
     A slice for each processor of the target.
@@ -188,7 +193,7 @@ def reshard(
         f"{impl.shape}; meshes between which tensors go must be of one process"
       )
   result: list[Any] = [None] * target.size
-  for assembly in plan_transfers(source, target, shape):
+  for assembly in plan_transfers(source, target, shape) if plan is None else plan:
     blocks = [_block(source, slices[t.source], t) for t in assembly.transfers]
     with tf.device(target.processor_device(assembly.at)):
       if blocks:

@@ -20,9 +20,10 @@ import dataclasses
 import heapq
 from collections.abc import Mapping, Sequence
 
+from mesh_settings.run import PIPELINE_SCHEDULES
 from mesh_tensorflow.errors import ArgumentError
 
-SCHEDULES = ("gpipe", "1f1b", "zero_bubble")
+SCHEDULES = PIPELINE_SCHEDULES
 
 
 def check_schedule(name: str, what: str) -> None:
@@ -38,7 +39,7 @@ def check_schedule(name: str, what: str) -> None:
 
 @dataclasses.dataclass(frozen=True)
 class Task:
-  """What a mesh does for each microbatch without waiting for others in between.
+  """Work of a mesh for each microbatch, done without waiting for others in between.
 
   Attributes:
     mesh: number of the mesh.

@@ -617,7 +617,7 @@ class Depend(Operation):
 
   @property
   def dependencies(self) -> list[Operation | Tensor]:
-    """What runs before it."""
+    """The operations and tensors that it is ordered after."""
     return list(self._dependencies)
 
   def gradient(self, grad_ys: list[Tensor]) -> Sequence[Tensor | None]:

@@ -216,7 +216,7 @@ class _LoweredPipeline:
     self.stages = divided(loop, self.impl_of, running.seed)
     self.count = int(loop.maximum_iterations or 0)  # A number, as `divided` has checked.
     self.table = schedules.table(self.stages.tasks, self.count, loop.schedule)
-    self.made = {x for s in self.stages.order for x in _outputs(s)}
+    self.made = {x for s in self.stages.order for x in s.outputs}
     self.functions = [_Stage(self, s) for s in self.stages.segments]
     self.crossings: dict[Segment, list[Reshard]] = {}
     maker = {x: s for s in self.stages.segments for x in s.outputs}
@@ -245,6 +245,7 @@ class _LoweredPipeline:
           reads[x] += 1
     left = [dict(reads) for _ in values]
     before: dict[int, list[tf.Tensor]] = {}
+    transfers: dict[Reshard, list[cross_mesh.Assembly]] = {}
     for mesh, action in self.table.in_order:
       m, stage = action.microbatch, self.functions[action.task]
       with tf.control_dependencies(before.get(mesh, [])):
@@ -256,8 +257,11 @@ class _LoweredPipeline:
       values[m].update(outputs)
       for r in self.crossings.get(stage.segment, ()):
         source, target = self.impl_of(r.inputs[0]), self.impl_of(r)
+        shape = r.inputs[0].shape
+        if r not in transfers:  # The same for all microbatches.
+          transfers[r] = cross_mesh.plan_transfers(source, target, shape)
         values[m][r.outputs[0]] = cross_mesh.reshard(
-          source, target, r.inputs[0].shape, values[m][r.inputs[0]]
+          source, target, shape, values[m][r.inputs[0]], transfers[r]
         )
         left[m][r.inputs[0]] -= 1
       # What nobody reads any more is let go, so that it can be freed.
@@ -290,10 +294,6 @@ class _LoweredPipeline:
         slices = value.to_laid_out_tensor().tensor_list
         value = LaidOutTensor(cross_mesh.reshard(impl, target, y.shape, slices))
       lowering.set_tensor_lowering(out, value)
-
-
-def _outputs(s: Segment | Operation) -> list[Tensor]:
-  return s.outputs
 
 
 def _added(impl: Any, totals: Sequence[Any], slices: Sequence[Any]) -> list[Any]:

@@ -288,7 +288,7 @@ def connect(order: Order, wanted: Iterable[Tensor], seed: Tensor | None) -> None
 
 
 def _read_between(op: Operation, seed: Tensor | None) -> list[Tensor]:
-  """What an operation between segments reads: the segments in a loop read variables themselves."""
+  """Tensors read by an operation between segments; those in a loop read variables themselves."""
   found = read_by(op, seed)
   if not isinstance(op, WhileLoopOperation):
     return found
@@ -321,7 +321,7 @@ class Around:
 
 
 def in_program(impl: MeshImpl, value: Any) -> Any:
-  """What is laid out around the programs of a mesh, in the one that runs; sums stay pending."""
+  """Brings slices from around the programs of a mesh into the one that runs; sums stay pending."""
   if isinstance(value, LazyAllreduceSum) and not value.is_reduced:
     parts = impl.in_program(value.laid_out_input.tensor_list)
     return LazyAllreduceSum(impl, parts, value.mesh_axes, add_counter_fn=value.add_counter_fn)

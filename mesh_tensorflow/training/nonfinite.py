@@ -171,7 +171,7 @@ class _UpdatesIfFinite(Operation):
 
   @property
   def implicit_inputs(self) -> list[Tensor]:
-    """What the updates read."""
+    """Tensors that the updates read."""
     return [x for op in self._updates for x in op.inputs]
 
   @property
