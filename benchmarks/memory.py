@@ -8,10 +8,12 @@ value after it. The difference is compared with the predicted peak of inputs and
 Tensors of 64 KiB and more are mapped, and unmapped when they are freed (MALLOC_MMAP_THRESHOLD_), so
 that what earlier steps left is not used again unseen.
 
-The last rows are of a language model with Adam on 1 to 8 virtual devices, split by batch alone:
-what a process of all of them grows by, from before it makes the variables to the highest of a step;
-with nothing in shards, with weights and optimizer state, and with weights gathered for each use,
-too. Beside it stands what `mtf.describe` predicts for so many devices.
+The last rows are of a language model of 353 million parameters with Adam on 1 to 8 virtual devices,
+split by batch alone: what a process of all of them grows by, from before it makes the variables to
+the highest of a step, less what it grows by for a program of as many operations with sizes of a
+sixteenth; with nothing in shards, with weights and optimizer state, and with weights gathered for
+each use, too. Beside it stands what `mtf.describe` predicts for so many devices; what would need
+more than 20 GiB is not run. Then the models with most layers that 8 devices train in 20 GiB.
 """
 
 from __future__ import annotations
@@ -23,7 +25,7 @@ import os
 import re
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 
@@ -33,7 +35,7 @@ import numpy as np
 import tensorflow as tf
 
 from benchmarks import ours, programs, unet
-from benchmarks.sizes import BENCH
+from benchmarks.sizes import BENCH, Size
 from benchmarks.unet_sizes import UNetSize
 
 _MEBI, _WARM_UP = 2**20, 2
@@ -123,24 +125,41 @@ def measure(name: str) -> tuple[float, float]:
   return told["inputs"] + told["activations"], _bytes_of_process("VmHWM") - before
 
 
-# 41 million parameters: with Adam, 656 MiB a device where nothing is in shards.
+# 353 million parameters: with Adam, 3.9 GiB a device where nothing is in shards.
 _SHARDED = dataclasses.replace(
-  BENCH, d_model=512, d_ff=2048, heads=8, d_kv=64, layers=12, length=32
+  BENCH, d_model=1024, d_ff=4096, heads=16, d_kv=64, layers=24, length=32, vocab=50176
 )
 _SHARDINGS = {"": "nothing", "state": "state", "all": "everything"}
+_LIMIT = 20 * 2**30
 
 
-def measure_shards(devices: int, sharding: str) -> tuple[float, float]:
+def _sharded_step(devices: int, sharding: str, size: Size) -> mtf.Function:
+  return ours.make_function(size, 0, f"batch:{devices}", "simd", "batch:batch", sharding)
+
+
+def _predicted(devices: int, sharding: str, size: Size) -> int:
+  """Bytes that a training takes on all devices."""
+  step = _sharded_step(devices, sharding, dataclasses.replace(size, batch=devices))
+  return int(devices * mtf.describe(step).to_dict()["memory_per_device"]["total"])
+
+
+def measure_shards(devices: int, sharding: str, layers: int, width: int) -> tuple[float, float]:
   """Predicted bytes of a training on so many devices, and those by which this process grows.
 
   Args:
     devices: number of virtual CPU devices; each has one sequence.
     sharding: see `ours.make_function`.
+    layers: of the model.
+    width: what d_model is divided by, and all other sizes.
   """
-  size = dataclasses.replace(_SHARDED, batch=devices)
-  mesh = f"batch:{devices}"
-  step = ours.make_function(size, 0, mesh, "simd", "batch:batch", sharding)
-  told = mtf.describe(step).to_dict()["memory_per_device"]
+  size = dataclasses.replace(
+    _SHARDED,
+    layers=layers,
+    batch=devices,
+    **{n: getattr(_SHARDED, n) // width for n in ("d_model", "d_ff", "d_kv", "vocab")},
+  )
+  step = _sharded_step(devices, sharding, size)
+  predicted = _predicted(devices, sharding, size)
   batch = programs.language_batch(size)
   float(tf.reduce_sum(tf.matmul(tf.ones([64, 64]), tf.ones([64, 64]))))
   before = _bytes_of_process("VmRSS")
@@ -150,44 +169,103 @@ def measure_shards(devices: int, sharding: str) -> tuple[float, float]:
   with open("/proc/self/clear_refs", "w", encoding="ascii") as refs:
     refs.write("5")
   float(compiled(*batch))
-  return devices * told["total"], _bytes_of_process("VmHWM") - before
+  return predicted, _bytes_of_process("VmHWM") - before
+
+
+def most_layers(sharding: str) -> int:
+  """How many layers of the model 8 devices train within the limit, as predicted."""
+  layers = [
+    _predicted(8, sharding, dataclasses.replace(_SHARDED, layers=n)) / _LIMIT for n in (1, 2)
+  ]
+  return int((1 - layers[0]) / (layers[1] - layers[0])) + 1
+
+
+def parameters(layers: int) -> int:
+  """The size of the model, with so many layers."""
+  size = dataclasses.replace(_SHARDED, layers=layers)
+  one = 4 * size.d_model * size.heads * size.d_kv + 2 * size.d_model * (size.d_ff + 1)
+  return layers * one + size.d_model * (size.vocab + size.length + 1)
 
 
 def main() -> int:
   """The command."""
   parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
   parser.add_argument("--model", choices=list(MODELS), help=argparse.SUPPRESS)
-  parser.add_argument("--shards", nargs=2, help=argparse.SUPPRESS)
+  parser.add_argument("--shards", nargs=4, help=argparse.SUPPRESS)
+  parser.add_argument("--most", nargs=1, help=argparse.SUPPRESS)
+  parser.add_argument("--shards_only", action="store_true", help="the last rows only")
   args = parser.parse_args()
   if args.model:
     print(*measure(args.model))
     return 0
   if args.shards:
-    print(*measure_shards(int(args.shards[0]), args.shards[1]))
+    devices, sharding, layers, width = args.shards
+    print(*measure_shards(int(devices), sharding, int(layers), int(width)))
     return 0
-  print(f"{'':<36}{'predicted':>12}{'grown':>12}{'ratio':>8}")
-  runs = {name: ["--model", name] for name in MODELS}
+  if args.most:
+    print(most_layers(args.most[0]))
+    return 0
+  print(f"{'':<40}{'predicted':>12}{'grown':>12}{'ratio':>8}")
+  done = args.shards_only or all([_print_row(n, ["--model", n]) for n in MODELS])
+  return 0 if done and _print_shards() else 1
+
+
+def _print_shards() -> bool:
+  """The rows of the language model with Adam."""
+  done = []
   for devices in (1, 2, 4, 8):
     for sharding, what in _SHARDINGS.items():
       if devices > 1 or not sharding:
-        runs[f"{what} in shards, {devices} devices"] = ["--shards", str(devices), sharding]
-  return 0 if all(_print_row(name, arguments) for name, arguments in runs.items()) else 1
+        done.append(_print_row_of(devices, sharding, _SHARDED.layers, f"{what} in shards"))
+  for sharding, what in _SHARDINGS.items():
+    layers = int(_run("--most", sharding)[-1])
+    size = f"{parameters(layers) / 1e6:,.0f} M, {what} in shards"
+    done.append(_print_row_of(8, sharding, layers, size))
+  return all(done)
 
 
-def _print_row(name: str, arguments: list[str]) -> bool:
+def _print_row_of(devices: int, sharding: str, layers: int, what: str) -> bool:
+  name = f"{what}, {devices} devices"
+  arguments = ["--shards", str(devices), sharding, str(layers)]
+  predicted = _predicted(devices, sharding, dataclasses.replace(_SHARDED, layers=layers))
+  if predicted > _LIMIT * 1.05:
+    print(f"{name:<40}{predicted / _MEBI:>8.1f} MiB{'not run':>12}", flush=True)
+    return True
+  # What a process takes for a program of as many operations, whose tensors are small.
+  program = _grown([*arguments, "16"])[1]
+  return _print_row(name, [*arguments, "1"], program)
+
+
+def _run(*arguments: str) -> list[str]:
+  """The words that this program prints in a process of its own.
+
+  Raises:
+    CalledProcessError: it fails.
+  """
   done = subprocess.run(
     [sys.executable, "-m", "benchmarks.memory", *arguments],
-    capture_output=True,
+    stdout=subprocess.PIPE,
     text=True,
-    check=False,
+    check=True,
     env={**os.environ, "MALLOC_MMAP_THRESHOLD_": str(2**16)},
   )
-  if done.returncode:
-    print(f"{name:<36} failed: {done.stderr.strip().splitlines()[-1]}")
+  return done.stdout.split()
+
+
+def _grown(arguments: Sequence[str]) -> tuple[float, float]:
+  predicted, grown = map(float, _run(*arguments)[-2:])
+  return predicted, grown
+
+
+def _print_row(name: str, arguments: Sequence[str], program: float = 0.0) -> bool:
+  try:
+    predicted, grown = _grown(arguments)
+  except subprocess.CalledProcessError as e:
+    print(f"{name:<40} failed with {e.returncode}", flush=True)
     return False
-  predicted, grown = map(float, done.stdout.split()[-2:])
+  grown -= program
   print(
-    f"{name:<36}{predicted / _MEBI:>8.1f} MiB{grown / _MEBI:>8.1f} MiB{predicted / grown:>8.2f}",
+    f"{name:<40}{predicted / _MEBI:>8.1f} MiB{grown / _MEBI:>8.1f} MiB{predicted / grown:>8.2f}",
     flush=True,
   )
   return True

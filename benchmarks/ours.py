@@ -27,6 +27,7 @@ def make_function(
   implementation: str = "placement",
   layout: str | None = None,
   sharding: str = "",
+  precision: str = "float32",
 ) -> mtf.Function:
   """The training step on a mesh of virtual CPU devices, as an `mtf.function`.
 
@@ -38,11 +39,12 @@ def make_function(
     layout: layout rules; by default `LAYOUT` on a mesh.
     sharding: "state" or "all": what is stored in shards over the mesh dimension "batch"; "all":
       weights are gathered for each use.
+    precision: the dtype of activations.
 
   Returns:
     A function of (int32 tokens [batch, length], learning rate, step) that returns the loss.
   """
-  steps = make_steps(size, seed, mesh, implementation, layout, sharding)
+  steps = make_steps(size, seed, mesh, implementation, layout, sharding, precision)
   return steps.train_step(["targets"], mtf.optimize.AdamWeightDecayOptimizer)
 
 
@@ -53,6 +55,7 @@ def make_steps(
   implementation: str = "placement",
   layout: str | None = None,
   sharding: str = "",
+  precision: str = "float32",
 ) -> utils.ModelSteps:
   """The programs of the model; arguments as of `make_function`."""
   devices = mesh_setup.find_devices(max(1, mtf.convert_to_shape(mesh).size))
@@ -81,6 +84,7 @@ def make_steps(
     SelfAttention.num_heads = {size.heads}
     SelfAttention.key_value_size = {size.d_kv}
     get_variable_dtype.master_dtype = 'float32'
+    get_variable_dtype.activation_dtype = '{precision}'
   """)
   model = transformer.Unitransformer(
     layer_stack=transformer.make_layer_stack(),
@@ -103,7 +107,12 @@ def make_steps(
 
 
 def make_step(
-  size: Size, seed: int = 0, mesh: str = "", implementation: str = "placement", sharding: str = ""
+  size: Size,
+  seed: int = 0,
+  mesh: str = "",
+  implementation: str = "placement",
+  sharding: str = "",
+  precision: str = "float32",
 ) -> Callable[[np.ndarray], tf.Tensor]:
   """One training step, from the values that every side starts from.
 
@@ -113,11 +122,14 @@ def make_step(
     mesh: see `make_function`.
     implementation: see `make_function`.
     sharding: see `make_function`.
+    precision: see `make_function`.
 
   Returns:
     A function of int32 tokens [batch, length] that returns the loss.
   """
-  train_step = make_function(size, seed, mesh, implementation, sharding=sharding)
+  train_step = make_function(
+    size, seed, mesh, implementation, sharding=sharding, precision=precision
+  )
   impl = train_step.mesh_impl
   learning_rate = tf.constant(_LEARNING_RATE)
   step_number = tf.constant(0, tf.int64)

@@ -3,7 +3,10 @@
 Written as one would write it without this package: a tf.Module, a tf.GradientTape and one
 tf.function for the whole step.
 
-    python -m benchmarks.plain_tf [--jit_compile]
+    python -m benchmarks.plain_tf [--jit_compile] [--precision bfloat16]
+
+In bfloat16 activations and products are of that dtype, weights are float32 and cast where they are
+used, and statistics of norms, softmax and loss are computed in float32.
 """
 
 from __future__ import annotations
@@ -20,8 +23,14 @@ from benchmarks.sizes import Size
 
 def rms_norm(x: tf.Tensor, scale: tf.Variable) -> tf.Tensor:
   """Scales `x` to a root mean square of one over the last axis."""
-  mean_square = tf.reduce_mean(tf.square(x), axis=-1, keepdims=True)
-  return x * tf.math.rsqrt(mean_square + sizes.NORM_EPSILON) * scale
+  mean_square = tf.reduce_mean(tf.square(tf.cast(x, tf.float32)), axis=-1, keepdims=True)
+  factor = tf.math.rsqrt(mean_square + sizes.NORM_EPSILON)
+  return x * tf.cast(factor, x.dtype) * tf.cast(scale, x.dtype)
+
+
+def product(x: tf.Tensor, weight: tf.Variable, transpose_b: bool = False) -> tf.Tensor:
+  """A matrix product with a weight, in the dtype of x."""
+  return tf.matmul(x, tf.cast(weight, x.dtype), transpose_b=transpose_b)
 
 
 class Block(tf.Module):
@@ -41,8 +50,8 @@ class Block(tf.Module):
       mask: [length, length], added to the attention logits.
     """
     x += self.attention(rms_norm(x, self.attention_scale), mask)
-    h = tf.nn.relu(tf.matmul(rms_norm(x, self.ffn_scale), self.wi))
-    return x + tf.matmul(h, self.wo)
+    h = tf.nn.relu(product(rms_norm(x, self.ffn_scale), self.wi))
+    return x + product(h, self.wo)
 
   def attention(self, x: tf.Tensor, mask: tf.Tensor) -> tf.Tensor:
     size = self.size
@@ -50,20 +59,21 @@ class Block(tf.Module):
     def split_heads(y: tf.Tensor) -> tf.Tensor:
       return tf.transpose(tf.reshape(y, [-1, size.length, size.heads, size.d_kv]), [0, 2, 1, 3])
 
-    q = split_heads(tf.matmul(x, self.q))
-    k = split_heads(tf.matmul(x, self.k))
-    v = split_heads(tf.matmul(x, self.v))
-    weights = tf.nn.softmax(tf.matmul(q, k, transpose_b=True) + mask)
-    outputs = tf.transpose(tf.matmul(weights, v), [0, 2, 1, 3])
-    return tf.matmul(tf.reshape(outputs, [-1, size.heads * size.d_kv]), self.o)
+    q = split_heads(product(x, self.q))
+    k = split_heads(product(x, self.k))
+    v = split_heads(product(x, self.v))
+    weights = tf.nn.softmax(tf.cast(tf.matmul(q, k, transpose_b=True), tf.float32) + mask)
+    outputs = tf.transpose(tf.matmul(tf.cast(weights, x.dtype), v), [0, 2, 1, 3])
+    return product(tf.reshape(outputs, [-1, size.heads * size.d_kv]), self.o)
 
 
 class LanguageModel(tf.Module):
   """The decoder-only language model of `sizes`."""
 
-  def __init__(self, size: Size, values: dict[str, np.ndarray]):
+  def __init__(self, size: Size, values: dict[str, np.ndarray], precision: str = "float32"):
     super().__init__(name="language_model")
     self.size = size
+    self.dtype = tf.as_dtype(precision)
     self.embedding = tf.Variable(values["embedding"], name="embedding")
     self.positions = tf.Variable(values["positions"], name="positions")
     self.blocks = [Block(size, values, f"block_{i}") for i in range(size.layers)]
@@ -77,13 +87,14 @@ class LanguageModel(tf.Module):
     """
     size = self.size
     inputs = tf.pad(tokens[:, :-1], [[0, 0], [1, 0]])
-    x = tf.gather(self.embedding, inputs) + self.positions
+    x = tf.gather(tf.cast(self.embedding, self.dtype), inputs) + tf.cast(self.positions, self.dtype)
     x = tf.reshape(x, [-1, size.d_model])
     mask = (1.0 - tf.linalg.band_part(tf.ones([size.length, size.length]), -1, 0)) * -1e9
     for block in self.blocks:
       x = block(x, mask)
     x = rms_norm(x, self.final_scale)
-    logits = tf.matmul(x * size.d_model**-0.5, self.embedding, transpose_b=True)
+    logits = product(x * size.d_model**-0.5, self.embedding, transpose_b=True)
+    logits = tf.cast(logits, tf.float32)
     targets = tf.reshape(tokens, [-1])
     cross_entropy = tf.nn.sparse_softmax_cross_entropy_with_logits(labels=targets, logits=logits)
     z_loss = sizes.Z_LOSS * tf.square(tf.reduce_logsumexp(logits, axis=-1))
@@ -122,7 +133,7 @@ class Adam(tf.Module):
 
 
 def make_step(
-  size: Size, seed: int = 0, jit_compile: bool = False
+  size: Size, seed: int = 0, jit_compile: bool = False, precision: str = "float32"
 ) -> Callable[[np.ndarray], tf.Tensor]:
   """Returns a function that runs one training step and returns the loss before the update.
 
@@ -130,11 +141,12 @@ def make_step(
     size: the size of model and batch.
     seed: the seed of the initial weights.
     jit_compile: whether XLA compiles the whole step.
+    precision: the dtype of activations.
 
   Returns:
     A callable from int32 tokens [batch, length] to a scalar tf.Tensor.
   """
-  model = LanguageModel(size, sizes.initial_values(size, seed))
+  model = LanguageModel(size, sizes.initial_values(size, seed), precision)
   variables = model.trainable_variables
   adam = Adam(variables)
 
@@ -155,9 +167,10 @@ def make_step(
 def main() -> None:
   parser = argparse.ArgumentParser(description=__doc__)
   parser.add_argument("--jit_compile", action="store_true", help="let XLA compile the whole step")
+  parser.add_argument("--precision", default="float32", choices=("float32", "bfloat16"))
   args = parser.parse_args()
   for size in sizes.SIZES.values():
-    step = make_step(size, jit_compile=args.jit_compile)
+    step = make_step(size, jit_compile=args.jit_compile, precision=args.precision)
     print(f"plain TensorFlow  {size.name:6} {sizes.median_ms(step, size):8.2f} ms a step")
 
 

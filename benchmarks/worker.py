@@ -34,6 +34,7 @@ def main() -> None:
   parser.add_argument("--mesh", default="")
   parser.add_argument("--implementation", default="placement")
   parser.add_argument("--sharding", default="", choices=("", "state", "all"))
+  parser.add_argument("--precision", default="float32", help="of plain and ours")
   parser.add_argument("--attention", default="sdpa", help="of hf_t5: sdpa or eager")
   args = parser.parse_args()
   # Answers go where nothing else is written.
@@ -66,7 +67,7 @@ def _training(args: argparse.Namespace) -> tuple[Callable[[], Any], float, list[
   if args.side == "plain":
     from benchmarks import plain_tf
 
-    step = plain_tf.make_step(size, 0)
+    step = plain_tf.make_step(size, 0, precision=args.precision)
   elif args.side == "torch":
     from benchmarks import torch_gpt
 
@@ -75,7 +76,7 @@ def _training(args: argparse.Namespace) -> tuple[Callable[[], Any], float, list[
     from benchmarks import ours
 
     started = time.perf_counter()
-    step = ours.make_step(size, 0, args.mesh, args.implementation, args.sharding)
+    step = ours.make_step(size, 0, args.mesh, args.implementation, args.sharding, args.precision)
   tokens = sizes.random_tokens(size)
   return _warmed_up(lambda: step(tokens), started)
 

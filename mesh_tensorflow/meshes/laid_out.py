@@ -8,6 +8,8 @@ from typing import Any, Protocol, TypeAlias
 import numpy as np
 import tensorflow as tf
 
+from mesh_tensorflow.numerics import kernels, padding
+
 __all__ = [
   "LazyAllreduceSum",
   "LazyLaidOutTensor",
@@ -18,6 +20,12 @@ __all__ = [
 
 class _Summing(Protocol):
   """Structural type: the part of `MeshImpl` that a pending sum uses."""
+
+  @property
+  def shape(self) -> Any:
+    """The mesh `Shape`."""
+
+  def slicewise(self, fn: Callable[..., object], *inputs: Any) -> Any: ...
 
   def allreduce(
     self, x: LaidOut, mesh_axes: Sequence[int], reduction_fn_string: str
@@ -122,8 +130,9 @@ class _Forced:
     return self.to_laid_out_tensor().one_slice
 
 
-# (mesh axis, tensor axis) pairs: over which mesh axes slices are cut into shards, in order.
-Split: TypeAlias = tuple[tuple[int, int], ...]
+# Over which mesh axes slices are cut into shards, in order: each with the tensor axis that it cuts,
+# and the size of that before. The last shards have padding if the mesh axis does not divide it.
+Split: TypeAlias = tuple[tuple[int, int, int], ...]
 
 
 class LazyAllreduceSum(_Forced):
@@ -185,9 +194,10 @@ class LazyAllreduceSum(_Forced):
     """
     if split not in self._shards:
       impl, x, left = self.mesh_impl, self.laid_out_input, list(self.mesh_axes)
-      if self._reduced is not None or not any(m in left for m, _ in split):
+      if self._reduced is not None or not any(m in left for m, _, _ in split):
         x, left = self.to_laid_out_tensor(), []
-      for mesh_axis, tensor_axis in split:
+      for mesh_axis, tensor_axis, size in split:
+        x = _padded(impl, x, mesh_axis, tensor_axis, size)
         if mesh_axis in left:
           x = impl.reduce_scatter(x, mesh_axis, tensor_axis)
           left.remove(mesh_axis)
@@ -271,9 +281,32 @@ class LazyGather(LazyLaidOutTensor):
 
 def gathered(mesh_impl: _Summing, shards: LaidOutTensor, split: Split) -> LaidOutTensor:
   """The slices of which shards are parts."""
-  for mesh_axis, tensor_axis in split:
+  for mesh_axis, tensor_axis, size in split:
     shards = mesh_impl.allconcat(shards, mesh_axis, tensor_axis)
+    if shards.slice_shape[tensor_axis] != size:
+      shards = mesh_impl.slicewise(
+        lambda t, i=tensor_axis, n=size: kernels.cut_axis(t, i, 0, n), shards
+      )
   return shards
+
+
+def cut(mesh_impl: _Summing, x: LaidOut, split: Split) -> LaidOutTensor:
+  """The shards of slices that each processor has; no communication."""
+  for mesh_axis, tensor_axis, size in split:
+    x = _padded(mesh_impl, x, mesh_axis, tensor_axis, size)
+    x = mesh_impl.allsplit(x, mesh_axis, tensor_axis)
+  return x.to_laid_out_tensor()
+
+
+def _padded(
+  mesh_impl: _Summing, x: LaidOut, mesh_axis: int, tensor_axis: int, size: int
+) -> LaidOut:
+  """Slices that can be cut over a mesh axis."""
+  n = mesh_impl.shape[mesh_axis].size
+  if size % n == 0:
+    return x
+  places = -(-size // n) * n
+  return mesh_impl.slicewise(lambda t: padding.padded(t, tensor_axis, places), x)
 
 
 def compatible_lazy_allreduce_sums(xs: Sequence[Any]) -> bool:

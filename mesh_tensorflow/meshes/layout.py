@@ -482,11 +482,12 @@ class MeshLayout:
 
     Weights and optimizer state that the layout rules leave whole on each processor along such a
     mesh dimension are cut along one more of their dimensions: the first that no rule splits and
-    that the size of the mesh dimension divides; if there is none they stay whole. A processor
-    updates its shard, for which it needs its part of the summed gradient only. What the program
-    reads are weights as the layout rules have them, gathered from the shards. No value depends on
-    it. This is ZeRO (Rajbhandari et al., 2020, arXiv:1910.02054), FSDP, and the weight-update
-    sharding of Xu et al. (2020, arXiv:2004.13336).
+    that the size of the mesh dimension divides; if it divides none, the largest, the last shards
+    of which have padding, or nothing else. Scalars stay whole. A processor updates its shard, for
+    which it needs its part of the summed gradient only. What the program reads are weights as the
+    layout rules have them, gathered from the shards. No value depends on it. This is ZeRO
+    (Rajbhandari et al., 2020, arXiv:1910.02054), FSDP, and the weight-update sharding of Xu et al.
+    (2020, arXiv:2004.13336).
 
     Args:
       mesh_dims: names of mesh dimensions, as a list or as "data,model"; none: nothing is sharded.
@@ -534,7 +535,10 @@ class MeshLayout:
     if not self._state_dims:
       return self
     found = self.shards_of(shape) if finer is None else finer
-    pairs = tuple((d, m) for d, m in found.items() if d in shape.dimension_names)
+    sizes, parts = _sizes_of(shape), _sizes_of(self._shape)
+    pairs = tuple(
+      (d, m if sizes[d] % parts[m] == 0 else m + UNEVEN) for d, m in found.items() if d in sizes
+    )
     if not pairs:
       return self
     if pairs not in self._finer:
@@ -544,15 +548,16 @@ class MeshLayout:
     layout: _Self = self._finer[pairs]
     return layout
 
-  def axes_of_shards(self, shape: Shape) -> tuple[int, ...]:
-    """The mesh axes over which a variable of a shape is cut into shards.
+  def cuts_of_shards(self, shape: Shape) -> tuple[tuple[int, int], ...]:
+    """The mesh axes over which a variable is cut into shards, each with the size that it cuts.
 
     Args:
       shape: its `Shape`.
     """
     if not self._state_dims:
       return ()
-    return tuple(self._shape.dimension_names.index(m) for m in self.shards_of(shape).values())
+    names, sizes = self._shape.dimension_names, _sizes_of(shape)
+    return tuple((names.index(m), sizes[d]) for d, m in self.shards_of(shape).items())
 
   def shards_of(self, shape: Shape) -> dict[str, str]:
     """The dimensions along which a variable is cut into shards, with their mesh dimensions.
@@ -567,13 +572,17 @@ class MeshLayout:
       n = self._shape[axis].size
       if n == 1 or axis in layout:
         continue
-      # The first: what is gathered along it lies in memory one after the other. Of a name that
-      # stands twice both would be split.
-      for d, split in zip(shape, layout):
-        is_free = split is None and d.name not in found and names.count(d.name) == 1
-        if is_free and d.size and d.size % n == 0:
-          found[d.name] = name
-          break
+      # Of a name that stands twice both would be split.
+      free = [
+        d
+        for d, split in zip(shape, layout)
+        if split is None and d.name not in found and names.count(d.name) == 1 and d.size > 1
+      ]
+      # The first: what is gathered along it lies in memory one after the other.
+      even = [d for d in free if d.size % n == 0]
+      if free:
+        chosen = even[0] if even else max(free, key=lambda d: d.size)
+        found[chosen.name] = name
     return found
 
   @property
@@ -758,6 +767,10 @@ class MeshLayout:
         f"receive: source_pcoord {list(source)} must have {n} entries, None or 0 to {n - 1}, for "
         f"mesh ax{'is' if len(axes) == 1 else 'es'} {names}"
       )
+
+
+def _sizes_of(shape: Shape) -> dict[str, int]:
+  return {d.name: d.size for d in shape}
 
 
 def names_of_dimensions(given: str | Sequence[str]) -> list[str]:

@@ -238,9 +238,7 @@ class MeshImpl(MeshContract):
       return x.shards(split)
     if isinstance(x, LazyGather) and x.split == split:
       return x.shards
-    for mesh_axis, tensor_axis in split:
-      x = self.allsplit(x, mesh_axis, tensor_axis)
-    return x.to_laid_out_tensor()
+    return laid_out.cut(self, x, split)
 
   def from_shards(
     self,
@@ -277,11 +275,11 @@ class MeshImpl(MeshContract):
     return isinstance(x, LazyGather) and x.split == self._split(shape, stored)
 
   def _split(self, shape: Shape, stored: MeshLayout) -> laid_out.Split:
-    """The mesh and tensor axes of the cuts that a finer layout adds, in order of tensor axes."""
+    """The cuts that a finer layout adds, in order of tensor axes; see `laid_out.Split`."""
     if stored is self:
       return ()
     return tuple(
-      (after, i)
+      (after, i, shape[i].size)
       for i, (before, after) in enumerate(
         zip(self.tensor_layout(shape), stored.tensor_layout(shape))
       )

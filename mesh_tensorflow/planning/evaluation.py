@@ -329,12 +329,15 @@ class Sum:
   def exchanges(self, impl: PlanMeshImpl) -> list[Collective]:
     """The exchanges that execute it, or scatter it."""
     sizes, left, found = impl.shape.to_integer_list, self, []
-    for axis in () if self.of_shards is None else impl.axes_of_shards(self.of_shards.shape):
+    cuts = () if self.of_shards is None else impl.cuts_of_shards(self.of_shards.shape)
+    for axis, size in cuts:
+      n = sizes[axis]
+      part = left.bytes // size * -(-size // n)
       if axis in left.axes:
-        over = {axis: left.bytes // sizes[axis] * (sizes[axis] - 1)}
-        found.append(Collective("reduce_scatter", "SUM", (axis,), left.bytes, over))
+        over = {axis: part * (n - 1)}
+        found.append(Collective("reduce_scatter", "SUM", (axis,), part * n, over))
       axes = tuple(a for a in left.axes if a != axis)
-      left = dataclasses.replace(left, axes=axes, bytes=left.bytes // sizes[axis])
+      left = dataclasses.replace(left, axes=axes, bytes=part)
     rest = left.exchange(sizes)
     return [*found, rest] if rest.mesh_axes else found
 
@@ -583,7 +586,7 @@ class Evaluator:
 
   def _gathered(self, impl: PlanMeshImpl) -> dict[Variable, list[Unit]]:
     """The variables that are gathered from shards, and the units for which they are."""
-    values = {v.value: v for v in self.variables if impl.axes_of_shards(v.shape)}
+    values = {v.value: v for v in self.variables if impl.cuts_of_shards(v.shape)}
     found: dict[Variable, list[Unit]] = {}
     for unit in self.units if values else ():
       for x in unit.reads:
@@ -672,10 +675,10 @@ class Evaluator:
     }
     for x in [*scattered, *products]:
       if x in place:
-        parts = math.prod(impl.shape[a].size for a in impl.axes_of_shards(x.shape))
         block, key = place[x]
         last_whole = made[x] - (x in products)
-        blocks[block].cut(key, last_whole, impl.slice_size(x.shape) * x.dtype.size // parts)
+        size = impl.stored_layout(x.shape).slice_size(x.shape) * x.dtype.size
+        blocks[block].cut(key, last_whole, size)
     for v, uses in self._gathered(impl).items():
       size = impl.slice_size(v.shape) * v.activation_dtype.size
       for i, unit in enumerate(uses):
@@ -853,13 +856,12 @@ def _execute(pending: Sum | None, step: Step, of_shards: Tensor | None = None) -
 
 def _gathers(v: Variable, impl: PlanMeshImpl) -> list[Collective]:
   """The exchanges that gather a variable from its shards."""
-  axes = impl.axes_of_shards(v.shape)
   sizes = impl.shape.to_integer_list
-  size = impl.slice_size(v.shape) * v.activation_dtype.size // math.prod(sizes[a] for a in axes)
+  size = impl.stored_layout(v.shape).slice_size(v.shape) * v.activation_dtype.size
   found = []
-  for a in axes:
+  for a, whole in impl.cuts_of_shards(v.shape):
     found.append(Collective("allconcat", "", (a,), size, {a: (sizes[a] - 1) * size}))
-    size *= sizes[a]
+    size = size // -(-whole // sizes[a]) * whole
   return found
 
 

@@ -395,6 +395,8 @@ class Lowering:
       op.verify_layout(stored)
     except LayoutError:  # It needs a dimension whole that is cut.
       return False
+    if op.layout_to_lower_on(stored) is not stored:  # It is not made for shards with padding.
+      return False
     on_shards = self.child()
     on_shards.mesh_to_impl = {op.mesh: stored}
     on_shards.tensors = {

@@ -80,8 +80,9 @@ UNTRIED_IN_HALF = (
   "beam_search_all_steps", "choice_gumbel", "choice_top_k", "choice_top_p", "slicewise_lrn",
   "slicewise_several",
 )  # fmt: skip
-# What rounds more often: how much more.
-_COARSER = {"reversible": 5.0}
+# What rounds more often, or whose gradient is a sum that nearly cancels (of a scalar: 32 terms, and
+# one fortieth of them is left): how much more.
+_COARSER = {"reversible": 5.0, "cwise_scalar": 5.0}
 
 # What cannot be differentiated twice, and must say so.
 NOT_TWICE = {

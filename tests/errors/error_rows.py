@@ -207,7 +207,7 @@ row(
 row("tensors of two graphs", e.GraphError, "add b=8 c=12 another graph 'world' 'ones'")(
   lambda k: k.y + mtf.ones(mtf.Mesh(mtf.Graph(), "ones"), [B, C])
 )
-row("tensors of two meshes", e.GraphError, "'add' 'world' 'moon' import")(
+row("tensors of two meshes", e.GraphError, "'add' 'world' 'moon' mtf.reshard(x, mesh)")(
   lambda k: k.x + k.other_mesh()
 )
 for _symbol, _fn, _instead in [
