@@ -163,6 +163,11 @@ class TrainerSettings:
     "float32",
     one_of(STATE_DTYPES),
   )
+  stochastic_rounding: bool = setting(
+    "in training, weights that are stored in bfloat16 (`get_variable_dtype.slice_dtype`) are "
+    "rounded up or down at random, so that they are right on average; False: to the nearest.",
+    False,
+  )
   use_ema: bool = setting(
     "the modes that evaluate, decode or export take that average from a checkpoint, in place of "
     "the weights; and so do evaluations in training.",

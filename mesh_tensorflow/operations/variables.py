@@ -124,7 +124,7 @@ def convert_to_variable_dtype(dtype: object, of: str = "variable_dtype") -> Vari
 
 @dataclasses.dataclass(frozen=True)
 class Compact:
-  """Form of a running average that is kept in fewer bits than its values have.
+  """Form of a running average, or weight, whose values are rounded stochastically to fewer bits.
 
   Attributes:
     scales: the variables of the scales of 8 bits, see `compact.encode`; () of bfloat16.
@@ -175,7 +175,7 @@ class Variable(Operation):
     self._initializer = initializer
     # The variable whose slot this is: it is stored in shards along the same dimensions.
     self.sharded_as: Variable | None = None
-    # Of a slot in bfloat16 or 8 bits.
+    # Of a slot in bfloat16 or 8 bits, or a weight in bfloat16.
     self.compact: Compact | None = None
     self._stored: StoredVariable | None = None
     self._life: Life | None = None

@@ -18,7 +18,7 @@ from mesh_tensorflow.numerics import bodies, padding
 from mesh_tensorflow.operations.variables import Variable, grouped
 from mesh_tensorflow.optimize.base import Optimizer
 from mesh_tensorflow.optimize.scalars import ScalarLike, function_of_step
-from mesh_tensorflow.optimize.update import laid_out_scalar, subtract, write_slot
+from mesh_tensorflow.optimize.update import laid_out_scalar, subtract, write_rounded
 from mesh_tensorflow.program.argument_kinds import CastableTensor
 from mesh_tensorflow.program.dimensions import Dimension, Shape, list_product
 from mesh_tensorflow.program.graph import Operation, Tensor
@@ -122,8 +122,8 @@ class AdafactorUpdateOperation(Operation):
 
   @property
   def draws_random_numbers(self) -> bool:
-    """True if slots are rounded stochastically."""
-    return any(s.compact for s in self._slots.values())
+    """True if slots, or the weight, are rounded stochastically."""
+    return any(v.compact for v in self.variables)
 
   def lower(self, lowering: LoweringInProgress) -> None:
     laid_out = lowering.variables[self._variable]
@@ -164,8 +164,12 @@ class AdafactorUpdateOperation(Operation):
         delta,
       )
       delta = impl.without_padding(delta, self._variable.shape, padding.zero)
-      done += write_slot(lowering, self, m, delta)
-    laid_out.update(lambda w, x: done.append(subtract(w, x)), delta)
+      done += write_rounded(lowering, self, m, delta)
+    if self._variable.compact is None:
+      laid_out.update(lambda w, x: done.append(subtract(w, x)), delta)
+    else:
+      new = impl.slicewise(tf.subtract, laid_out.read_shards(tf.float32), delta)
+      done += write_rounded(lowering, self, self._variable, new)
     lowering.operations[self] = grouped(done)
 
   def _means(self, impl: MeshImpl, local_means: LaidOut, dims: Sequence[Dimension]) -> Any:
@@ -218,7 +222,7 @@ class AdafactorUpdateOperation(Operation):
       new,
       laid_out_scalar(lowering, self._decay_rate),
     )
-    done += write_slot(lowering, self, slot, result)
+    done += write_rounded(lowering, self, slot, result)
     return result
 
   def _normalized(

@@ -81,8 +81,9 @@ class Optimizer:
   # numbers are used.
   takes_complex = False
 
-  # See `with_state_dtype`.
+  # See `with_state_dtype` and `with_stochastic_rounding`.
   _state_dtype = "float32"
+  _rounds_stochastically = False
 
   @checked
   def with_state_dtype(self: _Self, dtype: DTypeLike) -> _Self:
@@ -105,12 +106,26 @@ class Optimizer:
       raise ConfigError(
         f"{type(self).__name__}: state dtype {name!r} is not one of {', '.join(STATE_DTYPES)}"
       )
+    return self._with(_state_dtype=name)
+
+  def with_stochastic_rounding(self: _Self) -> _Self:
+    """The same optimizer, whose new weights are rounded stochastically where they are bfloat16.
+
+    It is for weights that are stored in bfloat16 alone (`slice_dtype`), of half the bytes: an
+    update is computed in float32, and the new weight is one of its two neighbours, the nearer one
+    with the greater probability, so that it is right on average. Rounded to the nearest, a weight
+    stays what it is under all updates of less than some 2 ** -9 of it. Which neighbour it is
+    depends on the seed, the step and the place in the variable, not on the layout.
+    """
+    return self._with(_rounds_stochastically=True)
+
+  def _with(self: _Self, **values: Any) -> _Self:
+    """A copy with other attributes, of the optimizers inside, too."""
     result = copy.copy(self)
-    result._state_dtype = name
     # Muon has an optimizer for what is no matrix, say.
-    for key, value in vars(self).items():
-      if isinstance(value, Optimizer):
-        setattr(result, key, value.with_state_dtype(name))
+    inner = {k: v._with(**values) for k, v in vars(self).items() if isinstance(v, Optimizer)}
+    for key, value in {**inner, **values}.items():
+      setattr(result, key, value)
     return result
 
   def _slot(
@@ -180,6 +195,10 @@ class Optimizer:
     grads, variables = list(grads), list(variables)
     if len(grads) != len(variables):
       raise GraphError(f"apply_grads: {len(grads)} gradients for {len(variables)} variables")
+    if self._rounds_stochastically:
+      for v in variables:
+        if v.slice_dtype == tf.bfloat16:
+          v.compact = Compact()
     with _evaluated_once():
       # A schedule is evaluated once, not once for each of hundreds of weights.
       ops = self._apply_all(grads, variables)

@@ -24,13 +24,15 @@ _raw = tf.raw_ops
 class SgdUpdateOperation(UpdateOperation):
   """w <- w - lr * g; tensors: g, scalars: lr."""
 
+  def step(self, w: tf.Variable, g: tf.Tensor, lr: tf.Tensor) -> tuple[list[Any]]:
+    dtype = g.dtype if g.dtype.is_complex else tf.float32
+    return ([subtract(w, tf.cast(lr, dtype) * tf.cast(g, dtype))],)
+
   def update(self, w: tf.Variable, g: tf.Tensor, lr: tf.Tensor) -> list[Any]:
-    if g.dtype.is_complex:
-      return [subtract(w, tf.cast(lr, g.dtype) * g)]
-    g = tf.cast(g, tf.float32)
     if is_float32(w):
-      return [_raw.ResourceApplyGradientDescent(var=w.handle, alpha=lr, delta=g)]
-    return [subtract(w, lr * g)]
+      delta = tf.cast(g, tf.float32)
+      return [_raw.ResourceApplyGradientDescent(var=w.handle, alpha=lr, delta=delta)]
+    return super().update(w, g, lr)
 
 
 @gin.configurable(module="mesh_tensorflow.optimize")

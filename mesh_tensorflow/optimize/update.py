@@ -68,8 +68,8 @@ class UpdateOperation(Operation):
 
   @property
   def draws_random_numbers(self) -> bool:
-    """True if slots are rounded stochastically."""
-    return any(s.compact for s in self._slots)
+    """True if slots, or the weight, are rounded stochastically."""
+    return any(v.compact for v in self.variables)
 
   def step(self, w: tf.Variable, *args: Any, **kwargs: Any) -> tuple[Any, ...]:
     raise UnsupportedError(
@@ -103,28 +103,62 @@ class UpdateOperation(Operation):
     self, lowering: LoweringInProgress, laid_out: LaidOutVariable, rest: Sequence[Any]
   ) -> list[Any]:
     done: list[Any] = []
+    old = [lowering.variables[s].read_shards(tf.float32) for s in self._slots]
+    written = self._slots
 
     def step(w: tf.Variable, *args: Any) -> tuple[Any, ...]:
       ops, *new = self.step(w, *args)
       done.extend(ops)
       return tuple(new)
 
-    old = [lowering.variables[s].read_shards(tf.float32) for s in self._slots]
-    new = laid_out.update_to(step, *old, *rest)
-    for slot, x in zip(self._slots, new):
-      done += write_slot(lowering, self, slot, x)
+    def step_in_float32(w: tf.Tensor, *args: Any) -> tuple[Any, ...]:
+      weight = _Float32Weight(w)
+      _, *new = self.step(weight, *args)  # type: ignore[arg-type]
+      return weight.read_value(), *new
+
+    if self._variable.compact is None:
+      new = laid_out.update_to(step, *old, *rest)
+    else:
+      written = self.variables
+      weight = laid_out.read_shards(tf.float32)
+      new = lowering.mesh_impl(self).slicewise(step_in_float32, weight, *old, *rest)
+    for variable, x in zip(written, new):
+      done += write_rounded(lowering, self, variable, x)
     return done
 
 
-def write_slot(
+class _Float32Weight:
+  """Stands for the tf.Variable of a weight whose new value is rounded after it was computed.
+
+  Args:
+    value: the weight, float32.
+  """
+
+  dtype = tf.float32
+
+  def __init__(self, value: tf.Tensor):
+    self._value = value
+
+  def read_value(self) -> tf.Tensor:
+    """The current value."""
+    return self._value
+
+  def assign_sub(self, delta: tf.Tensor, read_value: bool = True) -> tf.Tensor:
+    """Subtracts from the value."""
+    del read_value
+    self._value -= delta
+    return self._value
+
+
+def write_rounded(
   lowering: LoweringInProgress, op: Operation, slot: Variable, values: LaidOut
 ) -> list[Any]:
-  """Sets a slot.
+  """Sets a slot, or a weight.
 
   Args:
     lowering: the lowering.
     op: the operation that does so.
-    slot: the slot.
+    slot: the variable.
     values: float32, in the layout of its slices.
 
   Returns:

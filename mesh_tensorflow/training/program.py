@@ -176,6 +176,8 @@ def train_step(
     made = optimizer(learning_rate=learning_rate)
     if settings.state_dtype != "float32":
       made = made.with_state_dtype(settings.state_dtype)
+    if settings.stochastic_rounding:
+      made = made.with_stochastic_rounding()
     _update(settings, made, trained)
     program.finish(graph, outputs)
     if look is not None:

@@ -1,4 +1,7 @@
-"""Running averages in bfloat16 and in 8 bits: unbiased, the same on every layout, restorable."""
+"""Running averages in bfloat16 and in 8 bits: unbiased, the same on every layout, restorable.
+
+Weights in bfloat16, which are rounded as these are, too.
+"""
 
 from __future__ import annotations
 
@@ -49,13 +52,13 @@ def gradient(name, i):
   return np.float32(g)
 
 
-def train(impl, optimizer, gradients, names=tuple(SHAPES)):
-  """One step for each item of `gradients`, a function of a variable's name and the step."""
+def train(impl, optimizer, gradients, names=tuple(SHAPES), dtype=tf.float32):
+  """One step for each item of `gradients`, a list with one for each variable."""
 
   def step(grads):
     graph = mtf.Graph()
     mesh = mtf.Mesh(graph, "m")
-    variables = [mtf.get_variable(mesh, n, SHAPES[n]).operation for n in names]
+    variables = [mtf.get_variable(mesh, n, SHAPES[n], dtype).operation for n in names]
     imported = [mtf.import_tf_tensor(mesh, g, v.shape) for g, v in zip(grads, variables)]
     optimizer.apply_grads(imported, variables)
     lowering = mtf.Lowering(graph, {mesh: impl})
@@ -253,6 +256,61 @@ def test_one_dimension_name_twice(cpu_devices):
   optimizer.minimize(mtf.reduce_sum(mtf.square(w)), [w.operation])
   mtf.Lowering(graph, {mesh: impl})
   assert {v.slice_dtype for v in impl.variable_store if v.shape.ndims == 2} == {tf.float32}
+
+
+# -------------------------------------------------------------- weights in bfloat16
+
+BFLOAT16 = mtf.VariableDType(tf.float32, tf.bfloat16, tf.float32)
+OF_WEIGHTS = {**OPTIMIZERS, "sgd": lambda: optimize.SgdOptimizer(0.1)}
+
+
+@pytest.mark.parametrize("kind", ["placement", "simd"])
+@pytest.mark.parametrize("name", OF_WEIGHTS)
+@hypothesis.settings(max_examples=2)
+@hypothesis.given(given=layouts())
+def test_rounded_weights_are_the_same_on_every_layout(name, kind, given, cpu_devices):
+  made = lambda: OF_WEIGHTS[name]().with_stochastic_rounding()  # noqa: E731
+  found, expected = (
+    train(impl, made(), some_steps(), dtype=BFLOAT16)
+    for impl in (make_impl(kind, cpu_devices, **given), make_impl("placement", cpu_devices))
+  )
+  for variable in SHAPES:
+    got, value = np.float64(found[variable]), np.float64(expected[variable])
+    if name in (*ELEMENTWISE, "sgd"):
+      np.testing.assert_array_equal(got, value, err_msg=variable)
+    else:
+      assert np.mean(got != value) < 0.02, variable
+
+
+@pytest.mark.parametrize("name", OF_WEIGHTS)
+def test_rounded_weights_are_near_to_float32(name, cpu_devices):
+  exact = train(make_impl("placement", cpu_devices), OF_WEIGHTS[name](), some_steps())
+  impl = make_impl("placement", cpu_devices)
+  optimizer = OF_WEIGHTS[name]().with_stochastic_rounding()
+  found = train(impl, optimizer, some_steps(), dtype=BFLOAT16)
+  for variable in SHAPES:
+    assert impl.variable_store[variable].slice_dtype == tf.bfloat16
+    np.testing.assert_allclose(
+      np.float64(found[variable]), exact[variable], rtol=0.05, atol=0.01, err_msg=variable
+    )
+
+
+@pytest.mark.parametrize("state_dtype", ["float32", "int8"])
+def test_small_updates_of_weights_add_up(state_dtype, cpu_devices):
+  """Each is a thousandth of the distance between two numbers of bfloat16."""
+  names = ("matrix",)
+  start = np.ones([64, 96], np.float32)
+  updates = [[np.full([64, 96], 1.0, np.float32)]] * 200
+  results = {}
+  for stochastic in (True, False):
+    impl = make_impl("placement", cpu_devices)
+    optimizer = optimize.MomentumOptimizer(2e-4, 0.0).with_state_dtype(state_dtype)
+    optimizer = optimizer.with_stochastic_rounding() if stochastic else optimizer
+    train(impl, optimizer, [[np.zeros_like(start)]], names, BFLOAT16)
+    impl.variable_store["matrix"].assign(start)
+    results[stochastic] = np.float64(train(impl, optimizer, updates, names, BFLOAT16)["matrix"])
+  np.testing.assert_array_equal(results[False], start)
+  np.testing.assert_allclose(results[True].mean(), 1.0 - 200 * 2e-4, atol=1e-3)
 
 
 def test_wrong_dtypes():
