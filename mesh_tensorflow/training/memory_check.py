@@ -137,8 +137,8 @@ class MemoryCheck:
       raise OutOfMemoryError(
         f"{text}. Use a smaller model or batch, microbatches "
         "(serialize_num_microbatches.tokens_per_microbatch_per_replica), recomputation, weights "
-        "and optimizer state in shards (run.shard_state) or fewer bits (run.state_dtype), or a mesh of "
-        "more machines; MemoryCheck.refuse = False tries it all the same"
+        "and optimizer state in shards (run.shard_state) or fewer bits (run.state_dtype), or a mesh "
+        "of more machines; MemoryCheck.refuse = False tries it all the same"
       )
     _LOG.warning("%s: the system may end this process (exit code 137)", text)
 
