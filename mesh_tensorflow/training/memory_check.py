@@ -136,9 +136,9 @@ class MemoryCheck:
     if self._refuse and (variables > available or total > _REFUSED * available):
       raise OutOfMemoryError(
         f"{text}. Use a smaller model or batch, microbatches "
-        "(serialize_num_microbatches.tokens_per_microbatch_per_replica), recomputation, weights "
-        "and optimizer state in shards (run.shard_state) or fewer bits (run.state_dtype), or a mesh "
-        "of more machines; MemoryCheck.refuse = False tries it all the same"
+        "(serialize_num_microbatches.tokens_per_microbatch_per_replica), recomputation, state in "
+        "shards (run.shard_state) or fewer bits (run.state_dtype), or a mesh of more machines; "
+        "MemoryCheck.refuse = False tries it all the same"
       )
     _LOG.warning("%s: the system may end this process (exit code 137)", text)
 
