@@ -33,9 +33,8 @@ SMALL = [
   "run.batch_size = ('sequences_per_batch', 16)",
   "run.iterations_per_loop = 25",
   "run.report_every = 100",
-  "learning_rate_schedules.linear_warmup.steps_or_fraction = 40",
-  "learning_rate_schedules.linear_decay.steps_or_fraction = 0.5",
-  "run.learning_rate_schedule = [@linear_warmup, @linear_decay, 0.03]",
+  "learning_rate_schedules.linear_warmup_decay.peak = 0.01",
+  "learning_rate_schedules.linear_warmup_decay.warmup = 10",
 ]
 
 
