@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 
 import tensorflow as tf
 
-from mesh_tensorflow.errors import DTypeError, GraphError, ShapeError
+from mesh_tensorflow.errors import ArgumentError, DTypeError, GraphError, ShapeError
 from mesh_tensorflow.operations.binary import floordiv, minimum
 from mesh_tensorflow.operations.comparison import equal, greater, less, logical_and
 from mesh_tensorflow.operations.constants import constant, zeros
@@ -75,6 +75,11 @@ class BeamSearch:
       )
     if not dtype.is_floating:
       raise DTypeError(f"beam_search: the dtype of the scores must be floating, got {dtype.name}")
+    if length_penalty not in LENGTH_PENALTIES:
+      raise ArgumentError(
+        f"beam_search: length_penalty must be one of {', '.join(LENGTH_PENALTIES)}, got "
+        f"{length_penalty!r}"
+      )
     self.logits_fn, self.initial_ids, self.mesh = logits_fn, initial_ids, initial_ids.mesh
     self.alpha, self.eos_id, self.stop_early, self.dtype = alpha, eos_id, stop_early, dtype
     self.summand, self.divisor = LENGTH_PENALTIES[length_penalty]

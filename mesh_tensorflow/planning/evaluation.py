@@ -639,10 +639,13 @@ class Evaluator:
     # By tensor: its block, and the key of its buffer there.
     place: dict[Tensor, tuple[int, object]] = {}
     scattered: list[Tensor] = []
+    # Gathers of weights in the backward pass wait for what was computed before; so no sum waits.
+    early = impl is not None and bool(impl.state_dims) and impl.reshards_after_forward
+    waits = frozenset() if early else frozenset(a for a, n in enumerate(sizes) if n > 1)
     for step in steps:
       unit = self.units[step.index]
       inputs += step.piece.inputs
-      _add_unit(unit, step, blocks[unit.block], place)
+      _add_unit(unit, step, blocks[unit.block], place, waits)
       scattered += [s.of_shards for s in step.sums if s.of_shards is not None]
     for x in self.results:
       if x in place:
@@ -866,16 +869,30 @@ def _gathers(v: Variable, impl: PlanMeshImpl) -> list[Collective]:
 
 
 def _add_unit(
-  unit: Unit, step: Step, block: Lifetimes, place: dict[Tensor, tuple[int, object]]
+  unit: Unit,
+  step: Step,
+  block: Lifetimes,
+  place: dict[Tensor, tuple[int, object]],
+  waits: frozenset[int],
 ) -> None:
-  """Adds the buffers that an operation uses and makes to its block; enters them in `place`."""
+  """Adds the buffers that an operation uses and makes to its block; enters them in `place`.
+
+  Args:
+    unit: the operation.
+    step: what is known of it under the layout.
+    block: the buffers of its block.
+    place: block and buffer of each tensor.
+    waits: mesh axes sums over which are not computed as soon as they can be.
+  """
   piece, now = step.piece, unit.place
   if piece.inside:
     block.inside[now] = piece.inside
   if unit.uses:
-    for x in unit.reads:
-      if x in place and place[x][0] == unit.block:
-        block.use(place[x][1], now)
+    used = [place[x][1] for x in unit.reads if x in place and place[x][0] == unit.block]
+    if not unit.operation.outputs and not any(waits & set(s.axes) for s in step.given if s):
+      now = block.last_made(used, now)
+    for key in used:
+      block.use(key, now)
   if not unit.makes:
     return
   for j, out in enumerate(unit.operation.outputs):

@@ -81,8 +81,21 @@ class Lifetimes:
   def use(self, key: object, point: int) -> None:
     """Extends the lifetime of a buffer, if there is one of this key."""
     if key in self._buffers:
-      first, _, size, x = self._buffers[key]
-      self._buffers[key] = first, point, size, x
+      first, last, size, x = self._buffers[key]
+      self._buffers[key] = first, max(last, point), size, x
+
+  def last_made(self, keys: Sequence[object], otherwise: int) -> int:
+    """The program point at which the last of some buffers is made.
+
+    An update runs then: as soon as its gradient is there, and leaves nothing of it. But gradients
+    that are summed over processors first pile up (measured: benchmarks/memory.py).
+
+    Args:
+      keys: of buffers; there may be none of a key.
+      otherwise: what is returned if there are none.
+    """
+    made = [self._buffers[key][0] for key in keys if key in self._buffers]
+    return max(made, default=otherwise)
 
   def cut(self, key: object, point: int, left: int) -> None:
     """Leaves of a buffer a part only, behind a program point.
@@ -173,19 +186,32 @@ def lifetimes(
   }
   result = Lifetimes()
   for i, op in enumerate(operations):
-    for x in reads(op) + op.outputs:
-      if x not in lowering.tensors:
-        continue
-      key = base(planned_slice(lowering, x)).ref()
-      if key in held_elsewhere:
-        continue
-      if x in op.outputs:
-        result.add(key, i, bytes_held(lowering, x), x)
-      else:
-        result.use(key, i)
+    keys = {
+      x: key
+      for x in [*reads(op), *op.outputs]
+      if x in lowering.tensors
+      and (key := base(planned_slice(lowering, x)).ref()) not in held_elsewhere
+    }
+    used = [key for x, key in keys.items() if x not in op.outputs]
+    last = i
+    if not op.outputs and not any(_is_summed(lowering, x) for x in reads(op)):
+      last = result.last_made(used, i)
+    for key in used:
+      result.use(key, last)
+    for x in op.outputs:
+      if x in keys:
+        result.add(keys[x], i, bytes_held(lowering, x), x)
   for x in results:
     result.use(base(planned_slice(lowering, x)).ref(), len(operations) - 1)
   return result
+
+
+def _is_summed(lowering: Lowering, x: Tensor) -> bool:
+  """True if a tensor is a sum over several processors."""
+  value = lowering.tensors.get(x)
+  if not isinstance(value, LazyAllreduceSum):
+    return False
+  return any(lowering.mesh_impl(x).shape[a].size > 1 for a in value.mesh_axes)
 
 
 # ------------------------------------------------------------------------------- loops
