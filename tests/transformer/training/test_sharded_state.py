@@ -7,6 +7,7 @@ import pytest
 
 from mesh_tensorflow import checkpoint
 from mesh_tensorflow.errors import LayoutError
+from tests.kinds import kept
 from tests.transformer import small_lm
 from tests.transformer import worker_processes as program
 
@@ -49,7 +50,7 @@ def test_a_training_is_the_same(kind, sharding, whole, tmp_path):
   assert names(tmp_path) == names(folder)
 
 
-@pytest.mark.parametrize("sharding", SHARDINGS)
+@pytest.mark.parametrize("sharding", kept(list(SHARDINGS), ["all over both"]))
 def test_a_training_goes_on_otherwise(sharding, whole, tmp_path):
   """Two steps without shards, then with; two with, then without."""
   _, losses = whole

@@ -135,7 +135,7 @@ def test_microbatches_give_the_loss_of_the_whole_batch():
   np.testing.assert_allclose(cut.train(program.dataset, 5), whole, rtol=1e-4)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_microbatches_of_200_mb_in_several_steps_of_a_call():
   """TensorFlow joins sums of such programs on CPUs, and fails on joined sums in nested loops.
 
