@@ -306,7 +306,8 @@ def _padded(
   if size % n == 0:
     return x
   places = -(-size // n) * n
-  return mesh_impl.slicewise(lambda t: padding.padded(t, tensor_axis, places), x)
+  found: LaidOutTensor = mesh_impl.slicewise(lambda t: padding.padded(t, tensor_axis, places), x)
+  return found
 
 
 def compatible_lazy_allreduce_sums(xs: Sequence[Any]) -> bool:

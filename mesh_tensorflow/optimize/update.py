@@ -113,7 +113,7 @@ class UpdateOperation(Operation):
 
     def step_in_float32(w: tf.Tensor, *args: Any) -> tuple[Any, ...]:
       weight = _Float32Weight(w)
-      _, *new = self.step(weight, *args)  # type: ignore[arg-type]
+      _, *new = self.step(weight, *args)
       return weight.read_value(), *new
 
     if self._variable.compact is None:

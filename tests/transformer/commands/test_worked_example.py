@@ -1,4 +1,4 @@
-"""The commands of docs/large_models.md: the first is refused for want of memory, the other trains."""
+"""Commands of docs/large_models.md: the first is refused for want of memory, the next trains."""
 
 from __future__ import annotations
 
