@@ -210,7 +210,7 @@ def _play(subjects: list[Subject], seed: int, actions: list[str]) -> None:
 @pytest.mark.parametrize(
   "seed", [0, *(pytest.param(i, marks=pytest.mark.long) for i in range(1, 25))]
 )
-@pytest.mark.parametrize("large", [False, True])
+@pytest.mark.parametrize("large", [False, pytest.param(True, marks=pytest.mark.long)])
 @pytest.mark.slow
 def test_drawn_actions_in_callbacks(
   seed: int, large: bool, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch

@@ -76,9 +76,6 @@ def same(a: dict[str, np.ndarray], b: dict[str, np.ndarray]) -> bool:
 
 def test_one_seed_is_one_run_and_another_purpose_changes_only_that(train):
   initial, batches, losses, last = train("run.seed = 4")
-  again = train("run.seed = 4", "run.seeds = {}")
-  assert same(initial, again[0]) and same(last, again[3])
-  assert np.array_equal(batches, again[1]) and np.array_equal(losses, again[2])
 
   dropout = train("run.seed = 4", "run.seeds = {'dropout': 5}")
   assert same(initial, dropout[0]) and np.array_equal(batches, dropout[1])
