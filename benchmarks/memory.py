@@ -192,7 +192,6 @@ def main() -> int:
   parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
   parser.add_argument("--model", choices=list(MODELS), help=argparse.SUPPRESS)
   parser.add_argument("--shards", nargs=4, help=argparse.SUPPRESS)
-  parser.add_argument("--most", nargs=1, help=argparse.SUPPRESS)
   parser.add_argument("--shards_only", action="store_true", help="the last rows only")
   args = parser.parse_args()
   if args.model:
@@ -202,9 +201,6 @@ def main() -> int:
     devices, sharding, layers, width = args.shards
     print(*measure_shards(int(devices), sharding, int(layers), int(width)))
     return 0
-  if args.most:
-    print(most_layers(args.most[0]))
-    return 0
   print(f"{'':<40}{'predicted':>12}{'grown':>12}{'ratio':>8}")
   done = args.shards_only or all([_print_row(n, ["--model", n]) for n in MODELS])
   return 0 if done and _print_shards() else 1
@@ -212,13 +208,14 @@ def main() -> int:
 
 def _print_shards() -> bool:
   """The rows of the language model with Adam."""
+  mtf.virtual_cpu_devices(8)  # Before the first prediction: later there can be no more of them.
   done = []
   for devices in (1, 2, 4, 8):
     for sharding, what in _SHARDINGS.items():
       if devices > 1 or not sharding:
         done.append(_print_row_of(devices, sharding, _SHARDED.layers, f"{what} in shards"))
   for sharding, what in _SHARDINGS.items():
-    layers = int(_run("--most", sharding)[-1])
+    layers = most_layers(sharding)
     size = f"{parameters(layers) / 1e6:,.0f} M, {what} in shards"
     done.append(_print_row_of(8, sharding, layers, size))
   return all(done)
@@ -236,8 +233,8 @@ def _print_row_of(devices: int, sharding: str, layers: int, what: str) -> bool:
   return _print_row(name, [*arguments, "1"], program)
 
 
-def _run(*arguments: str) -> list[str]:
-  """The words that this program prints in a process of its own.
+def _grown(arguments: Sequence[str]) -> tuple[float, float]:
+  """What this program prints in a process of its own: predicted bytes, and those grown by.
 
   Raises:
     CalledProcessError: it fails.
@@ -249,11 +246,7 @@ def _run(*arguments: str) -> list[str]:
     check=True,
     env={**os.environ, "MALLOC_MMAP_THRESHOLD_": str(2**16)},
   )
-  return done.stdout.split()
-
-
-def _grown(arguments: Sequence[str]) -> tuple[float, float]:
-  predicted, grown = map(float, _run(*arguments)[-2:])
+  predicted, grown = map(float, done.stdout.split()[-2:])
   return predicted, grown
 
 

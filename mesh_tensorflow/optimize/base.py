@@ -115,7 +115,8 @@ class Optimizer:
     update is computed in float32, and the new weight is one of its two neighbours, the nearer one
     with the greater probability, so that it is right on average. Rounded to the nearest, a weight
     stays what it is under all updates of less than some 2 ** -9 of it. Which neighbour it is
-    depends on the seed, the step and the place in the variable, not on the layout.
+    depends on the seed, the step and the place in the variable, not on the layout. It is done by
+    `minimize` and `apply_grads`.
     """
     return self._with(_rounds_stochastically=True)
 

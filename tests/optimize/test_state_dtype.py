@@ -297,7 +297,7 @@ def test_rounded_weights_are_near_to_float32(name, cpu_devices):
 
 @pytest.mark.parametrize("state_dtype", ["float32", "int8"])
 def test_small_updates_of_weights_add_up(state_dtype, cpu_devices):
-  """Each is a thousandth of the distance between two numbers of bfloat16."""
+  """Each is a twentieth of the distance between two numbers of bfloat16 below 1."""
   names = ("matrix",)
   start = np.ones([64, 96], np.float32)
   updates = [[np.full([64, 96], 1.0, np.float32)]] * 200
