@@ -316,11 +316,13 @@ class TrainingLoop:
         with progress.starting("TensorFlow") if before == start else contextlib.nullcontext():
           of_call, bad, others = self._call(compiled, values)
         lengths.measured(len(of_call), time.perf_counter() - called)
+        # Before the check: what ends a training is no reason not to tell of the steps before it.
+        n = self._loss_check.steps_before_end(of_call)
+        ok = {name: v[:n] for name, v in others.items()}
+        progress.update(before + n, of_call[:n], self._rate.at, bad=bad[:n], values=ok)
         self._loss_check.take(before, of_call, bad, self._checkpoints.saved_step, find)
         losses.extend(of_call)
         self.state.step += len(of_call)
-        skipped = sum(n > 0 for n in bad)
-        progress.update(self.state.step, of_call, self._rate.at, skipped=skipped, values=others)
         early = self._validate(validator, progress, stop, last)
         # The first worker's measure is that of all.
         failed = self._checkpoints.has_failed

@@ -52,6 +52,15 @@ class LossCheck:
     self.skipped_steps = 0
     self._in_a_row = 0
 
+  def steps_before_end(self, losses: Sequence[float]) -> int:
+    """Number of steps of a call before the one whose loss ends the training, or all.
+
+    Args:
+      losses: of the steps.
+    """
+    ends = (i for i, loss in enumerate(losses) if not self.skips and not math.isfinite(loss))
+    return next(ends, len(losses))
+
   def take(
     self,
     step: int,
@@ -76,14 +85,14 @@ class LossCheck:
     if self.skips:
       self._count(step, bad, saved_step)
       return
-    for i, loss in enumerate(losses):
-      if not math.isfinite(loss):
-        found = find(step + i, loss)
-        raise NonFiniteError(
-          f"the loss became {loss} at step {step + i + 1}{f' ({found})' if found else ''}; "
-          f"training stopped, and nothing was saved after step {saved_step}. Lower the learning "
-          f"rate, or look at the data of that step; {self._setting} leaves such steps out"
-        )
+    i = self.steps_before_end(losses)
+    if i < len(losses):
+      found = find(step + i, losses[i])
+      raise NonFiniteError(
+        f"the loss became {losses[i]} at step {step + i + 1}{f' ({found})' if found else ''}; "
+        f"training stopped, and nothing was saved after step {saved_step}. Lower the learning "
+        f"rate, or look at the data of that step; {self._setting} leaves such steps out"
+      )
 
   def _count(self, step: int, bad: Sequence[float], saved_step: int) -> None:
     for i, n in enumerate(bad):

@@ -311,7 +311,7 @@ class TrainingProgress:
     losses: Sequence[float] | np.ndarray,
     learning_rate: Callable[[int], float | None] | float | None = None,
     *,
-    skipped: int = 0,
+    bad: Sequence[float] = (),
     values: Mapping[str, np.ndarray] | None = None,
   ) -> None:
     """Records the steps of one call, up to `step`.
@@ -320,9 +320,11 @@ class TrainingProgress:
       step: number of steps done.
       losses: the losses since the last call, in nats per position.
       learning_rate: of the last step, or a function of the number of a step, from 0.
-      skipped: how many of the steps were skipped, because of NaN or infinity.
+      bad: for each step, how many elements were not finite, if such steps are skipped.
       values: by name what else each step returned, as many numbers as losses.
     """
+    if not len(losses):
+      return
     now = time.perf_counter()
     self._profile.after_call(step)
     profiling = time.perf_counter() - now
@@ -332,7 +334,7 @@ class TrainingProgress:
     self._events.write_steps("loss", numbers, found)
     self._write_norms(numbers, values or {})
     self._losses.add(before, found)
-    self._skipped += skipped
+    skipped = np.asarray([*bad, *[0.0] * (len(found) - len(bad))]) > 0
     self._bar.set_postfix_str(f"loss {found[-1]:.4f}", refresh=False)
     self._bar.update(step - self._step)
     at = before
@@ -342,9 +344,11 @@ class TrainingProgress:
       seconds = self._call_started + (now - self._call_started) * (line - before) / len(found)
       rate = learning_rate(line - 1) if callable(learning_rate) else learning_rate
       extra = {name: float(v[line - before - 1]) for name, v in (values or {}).items()}
+      self._skipped += int(np.sum(skipped[at - before : line - before]))
       self._report(line, seconds, rate, extra)
       at = line
     self._window.append(found[at - before :])
+    self._skipped += int(np.sum(skipped[at - before :]))
     self._window_started += profiling  # To end a profile and to read it is no step's time.
     self._step = step
     self._call_started = time.perf_counter()

@@ -106,9 +106,9 @@ def test_an_update_equals_that_of_one_device(name, cpu_devices):
       np.testing.assert_allclose(got, want, rtol=1e-5, err_msg=layout)
     assert found.keys() == variables.keys()
     for variable, want in variables.items():
-      # Signs of gradients near zero, which is what Lion and the first step of Adam go by, may turn.
+      # A first step of 0.01 is nearly a sign, of gradients that may be as small as their rounding.
       np.testing.assert_allclose(
-        found[variable], want, rtol=1e-5, atol=2e-6, err_msg=f"{layout} {variable}"
+        found[variable], want, rtol=1e-5, atol=2e-5, err_msg=f"{layout} {variable}"
       )
     for v in impl.variable_store:
       assert all(np.all(np.isfinite(s.numpy())) for s in v.slices), (layout, v.name)

@@ -125,7 +125,11 @@ def test_losses_of_a_call_are_split_into_lines(tmp_path, capsys):
   told.update(1, [8.0], 0.5)
   values = {"gradient_norm": np.arange(2.0, 9.0, dtype=np.float32)}
   told.update(
-    8, [4.0, 6.0, 1.0, math.nan, 3.0, 5.0, 7.0], lambda n: n / 10, skipped=1, values=values
+    8,
+    [4.0, 6.0, 1.0, math.nan, 3.0, 5.0, 7.0],
+    lambda n: n / 10,
+    bad=[0, 0, 0, 1, 0, 0, 0],
+    values=values,
   )
   told.close()
   reports = model_files.read_metrics(str(tmp_path))
