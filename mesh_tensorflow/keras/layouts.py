@@ -21,7 +21,12 @@ from mesh_tensorflow import workers
 from mesh_tensorflow.errors import ArgumentError, LayoutError, MeshShapeError, UnsupportedError
 from mesh_tensorflow.importing.imported import Imported
 from mesh_tensorflow.keras.processes import full_name
-from mesh_tensorflow.meshes.layout import LayoutLike, LayoutRules, convert_to_layout_rules
+from mesh_tensorflow.meshes.layout import (
+  LayoutLike,
+  LayoutRules,
+  MeshLayout,
+  convert_to_layout_rules,
+)
 from mesh_tensorflow.meshes.layout_names import check_mesh_names
 from mesh_tensorflow.meshes.mesh_impl import MeshImpl
 from mesh_tensorflow.meshes.simd.mesh_impl import SimdMeshImpl
@@ -37,6 +42,8 @@ _LEGAL = (
   "number of devices, a list of device names, a keras.distribution.DeviceMesh, ModelParallel or "
   "DataParallel"
 )
+# Of `shard_state`: an automatic layout chooses.
+AUTO = "auto"
 _LOG = logging.getLogger("mesh_tensorflow")
 _MATCHED = "_mtf_matched"  # Attribute of a distribution: patterns that have matched something.
 _DEVICE_TYPES = ("CPU", "GPU", "TPU", "XLA_CPU", "XLA_GPU")
@@ -52,6 +59,7 @@ class MeshChoice:
     devices: their names, which count in all processes; None for the first ones.
     given: the mesh implementation of the user, or None.
     announces: whether what an automatic layout chose is printed.
+    shard_state: see `parallelize`.
   """
 
   shape: Shape | None
@@ -59,20 +67,49 @@ class MeshChoice:
   devices: tuple[str, ...] | None = None
   given: MeshImpl | None = None
   announces: bool = False
+  shard_state: bool | str | Sequence[str] = AUTO
 
-  def make(self, shape: Shape, layout: LayoutLike) -> MeshImpl:
+  def __post_init__(self) -> None:
+    """Raises `LayoutError` or `ArgumentError` for what `shard_state` cannot be."""
+    asked = self.shard_state
+    if isinstance(asked, bool) or asked == AUTO:
+      return
+    if not isinstance(asked, Sequence) or not all(isinstance(n, str) for n in asked):
+      raise ArgumentError(
+        f"mtf.keras: shard_state is {asked!r}; it takes names of mesh dimensions, such as"
+        " 'batch,model', True for all of them, False for none, or 'auto'"
+      )
+    if self.shape is None:
+      raise ArgumentError(
+        f"mtf.keras: shard_state {asked!r} names dimensions of a mesh whose shape is chosen later;"
+        " give the mesh shape, or shard_state=True for all of its dimensions"
+      )
+    MeshLayout(self.shape, "").with_sharded_state(asked)
+
+  def make(
+    self, shape: Shape, layout: LayoutLike, found: Sequence[str] = (), again: bool = True
+  ) -> MeshImpl:
     """Creates the mesh implementation with its layout.
 
     Args:
       shape: the mesh shape: `self.shape`, or the one that was chosen.
       layout: layout rules.
+      found: mesh dimensions over which variables are stored in shards, if that was searched for.
+      again: whether weights are then gathered before each use.
     """
-    if self.given is not None:
-      if self.given.layout_rules == convert_to_layout_rules(layout):
-        return self.given
-      return self.given.with_layout(layout)
-    devices = None if self.devices is None else [full_name(d) for d in self.devices]
-    return SimdMeshImpl(shape, layout, devices)
+    impl = self.given
+    if impl is None:
+      devices = None if self.devices is None else [full_name(d) for d in self.devices]
+      impl = SimdMeshImpl(shape, layout, devices)
+    elif impl.layout_rules != convert_to_layout_rules(layout):
+      impl = impl.with_layout(layout)
+    asked = self.shard_state
+    if asked == AUTO:
+      return impl.with_sharded_state(found, again) if found else impl
+    if isinstance(asked, bool):
+      asked = shape.dimension_names if asked else []
+    again = impl.reshards_after_forward if impl.state_dims else True
+    return impl.with_sharded_state(asked, again)
 
 
 class AutoParallel(keras.distribution.DataParallel):  # type: ignore[misc]  # Of Keras: no types.
@@ -85,12 +122,21 @@ class AutoParallel(keras.distribution.DataParallel):  # type: ignore[misc]  # Of
     devices: names of devices, as of `keras.distribution.list_devices()`, the default; or their
       number.
     mesh_shape: the mesh shape, as "rows:2,cols:2"; None: it is chosen, too.
+    shard_state: whether weights and optimizer state are stored in shards; see `parallelize`.
 
   Raises:
     MeshShapeError: it is one of another number of devices.
+    LayoutError: `shard_state` names a mesh dimension that there is not.
+    ArgumentError: `shard_state` is something else, or names dimensions without a mesh shape.
   """
 
-  def __init__(self, devices: Sequence[str] | int | None = None, mesh_shape: Any = None):
+  def __init__(
+    self,
+    devices: Sequence[str] | int | None = None,
+    mesh_shape: Any = None,
+    *,
+    shard_state: bool | str | Sequence[str] = AUTO,
+  ):
     known: list[str] = [str(d) for d in keras.distribution.list_devices()]
     if isinstance(devices, int):
       if not 1 <= devices <= len(known):
@@ -104,7 +150,9 @@ class AutoParallel(keras.distribution.DataParallel):  # type: ignore[misc]  # Of
     shape = None if mesh_shape is None else _shape(mesh_shape)
     if shape is not None and shape.size != len(chosen):
       raise MeshShapeError(f"AutoParallel: the mesh {shape} is not of {len(chosen)} devices")
-    self.choice = MeshChoice(shape, len(chosen), tuple(chosen), announces=True)
+    self.choice = MeshChoice(
+      shape, len(chosen), tuple(chosen), announces=True, shard_state=shard_state
+    )
 
   def __repr__(self) -> str:
     return f"<AutoParallel devices={self.choice.size}, mesh_shape={self.choice.shape}>"
@@ -608,7 +656,11 @@ def decide(
   planned = Function(body, any_mesh, signature, "mesh")
   choice: LayoutChoice | None = None
   # The second best is found, too: it splits something where the best splits nothing.
-  limits: Any = {"alternatives": 1, "time_limit": _SEARCH_SECONDS}
+  limits: Any = {
+    "alternatives": 1,
+    "time_limit": _SEARCH_SECONDS,
+    "shard_state": mesh.shard_state == AUTO and not any_mesh.state_dims,
+  }
   try:
     if shape is None:
       choice = auto_layout(planned, devices=mesh.size, **limits)
@@ -618,6 +670,8 @@ def decide(
     decided, unsplit = any_mesh, str(e)
   else:
     decided, unsplit = mesh.make(*_same_choice(choice)), choice.why_unsplit()
+    if decided.state_dims and not any_mesh.state_dims:
+      _LOG.info("mtf.keras: variables are stored in shards over %s", ", ".join(decided.state_dims))
   _LOG.info("mtf.keras: layout %s", decided.layout_rules.pairs)
   if mesh.announces:
     if workers.current().is_chief:
@@ -630,11 +684,12 @@ def decide(
   return Decision(decided, names, kind, None, choice, searched=True)
 
 
-def _same_choice(choice: LayoutChoice) -> tuple[Shape, LayoutRules]:
-  """Mesh shape and layout that the first process found: a search that time ends may find others."""
-  found = [[(d.name, int(d.size)) for d in choice.mesh_shape], list(choice.layout.pairs)]
-  shape, rules = json.loads(texts.gather_texts(json.dumps(found))[0])
-  return _shape([tuple(d) for d in shape]), LayoutRules([tuple(r) for r in rules])
+def _same_choice(choice: LayoutChoice) -> tuple[Shape, LayoutRules, Sequence[str], bool]:
+  """What the first process found, for `MeshChoice.make`: a search that time ends may differ."""
+  mesh = [(d.name, int(d.size)) for d in choice.mesh_shape]
+  found = [mesh, list(choice.layout.pairs), choice.shard_state, choice.reshard_after_forward]
+  shape, rules, over, again = json.loads(texts.gather_texts(json.dumps(found))[0])
+  return _shape([tuple(d) for d in shape]), LayoutRules([tuple(r) for r in rules]), over, again
 
 
 def _axes_text(shape: Shape) -> str:

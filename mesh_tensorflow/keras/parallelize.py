@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import weakref
 from collections.abc import Callable, Mapping, Sequence
@@ -12,6 +13,7 @@ import keras
 from mesh_tensorflow.arguments.checking import checked
 from mesh_tensorflow.errors import ArgumentError, GraphError
 from mesh_tensorflow.keras.layouts import (
+  AUTO,
   check_same_mesh,
   convert_to_mesh,
   is_distribution,
@@ -206,6 +208,7 @@ def parallelize(
   dims: Mapping[str, Sequence[str | None]] | None = None,
   *,
   fallback: str = "replicate",
+  shard_state: bool | str | Sequence[str] = AUTO,
 ) -> ParallelModel:
   """A Keras model that trains, evaluates and predicts split over a mesh of devices.
 
@@ -227,14 +230,18 @@ def parallelize(
       "targets" and "sample_weight", and their first axis "batch".
     fallback: "replicate" (each device computes operations without a rule whole, with a warning) or
       "error"; see `mtf.from_tensorflow`.
+    shard_state: mesh dimensions over which weights and optimizer state that the layout leaves whole
+      are stored in shards, as "batch" or "batch,model"; True: over all; False: over none. See
+      `MeshImpl.with_sharded_state`. "auto": as the mesh implementation has them; else over all if
+      an automatic layout would not fit into memory otherwise.
 
   Returns:
     A `ParallelModel`.
 
   Raises:
     ArgumentError: the model is no Keras model on TensorFlow, or the mesh is none.
-    LayoutError: the layout is for another mesh. A rule for a dimension that there is not is told at
-      the first batch.
+    LayoutError: the layout is for another mesh, or `shard_state` names no dimension of it. A rule
+      for a dimension that there is not is told at the first batch.
     MeshShapeError: the mesh has no devices, or two dimensions of one name.
   """
   check_model(model)
@@ -247,6 +254,8 @@ def parallelize(
         "parallelize: give a mesh, as 'rows:2,cols:2', or set a keras.distribution before"
       )
   mesh = convert_to_mesh(mesh_impl_or_shape)
+  if shard_state != AUTO:
+    mesh = dataclasses.replace(mesh, shard_state=shard_state)
   if layout is None:
     layout = ""
   if isinstance(layout, str) and layout == "auto" and is_distribution(mesh_impl_or_shape):

@@ -159,7 +159,8 @@ def auto_layout(
       does not fit; `settings` of the result says which.
     shard_state: whether variables may be stored in shards over all dimensions of the mesh, as by
       `MeshImpl.with_sharded_state`, where a layout does not fit otherwise; `shard_state` of the
-      result says if they are. False: as the mesh of an `mtf.function` has them.
+      result says if they are. False: as the mesh of an `mtf.function` has them (over all its
+      dimensions: over all of the mesh that is chosen).
 
   Returns:
     A `LayoutChoice`, which prints as a table.
@@ -258,6 +259,9 @@ def _tasks(
     try:
       impl = program.mesh_impl
       sharding = Sharding(impl.state_dims, impl.reshards_after_forward) if impl else Sharding()
+      if shape is None and impl and set(impl.state_dims) == set(impl.shape.dimension_names):
+        # Over the whole mesh, whichever it will be.
+        sharding = Sharding(None if impl.state_dims else (), impl.reshards_after_forward)
       task = Task(Evaluator(graph, outputs, pieces, parts), machine, rules, limit, name, sharding)
       if shape is not None:
         task.on_given(shape)
