@@ -153,14 +153,23 @@ class MeshContract(MeshLayout):
   ) -> tuple[tf.Variable, ...]:
     """Makes the slices of a variable, each on its device.
 
+    Processors of one device with the same slice share it if one program runs for all of them. (If
+    each runs a program of its own, each assigns to a slice of its own.)
+
     Args:
       name: what the names of the slices begin with.
       begins: for each processor of this process the offset of its slice.
       value: the initial value of the slice at an offset.
       trainable: whether the variable is trained.
     """
-    made, values = [], {}
+    made: list[tf.Variable] = []
+    values: dict[tuple[int, ...], tf.Tensor] = {}
+    shared: dict[Any, tf.Variable] = {}
     for pnum, begin in zip(self.local_processors, begins):
+      key = (self.processor_device(pnum), begin)
+      if key in shared and self.lowerings_per_run == 1:
+        made.append(shared[key])
+        continue
       with tf.device(self.processor_device(pnum)):
         if begin not in values:
           values[begin] = value(begin)
@@ -173,6 +182,7 @@ class MeshContract(MeshLayout):
             experimental_enable_variable_lifting=False,
           )
         )
+      shared[key] = made[-1]
     return tuple(made)
 
   # ------------------------------------------------------------- the contract

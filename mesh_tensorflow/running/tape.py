@@ -238,8 +238,13 @@ class Backward:
       elif g is None:
         found += [None] * len(self.given[x].slices)
       else:
-        dtype = self.given[x].stored.slice_dtype
-        found += [tf.cast(t, dtype) for part in next(of_variables) for t in part]
+        stored = self.given[x].stored
+        parts = [t for part in next(of_variables) for t in part]
+        seen: set[int] = set()
+        for v, t in zip(stored.slices, parts):
+          # Of a slice that several processors share, once: a tape would add them up.
+          found.append(None if id(v) in seen else tf.cast(t, stored.slice_dtype))
+          seen.add(id(v))
     return found
 
   def _gradients(
