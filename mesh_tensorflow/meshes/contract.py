@@ -199,6 +199,18 @@ class MeshContract(MeshLayout):
     """
     raise NotImplementedError
 
+  def slicewise_update(self, fn: Callable[..., object], variables: LaidOut, *inputs: Any) -> Any:
+    """`slicewise` of a function that changes its first argument, a tf.Variable.
+
+    Called once for a variable that several processors share; they would all do the same.
+
+    Args:
+      fn: takes a tf.Variable, and slices as of `slicewise`.
+      variables: the tf.Variables of the program, laid out.
+      *inputs: as of `slicewise`.
+    """
+    return self.slicewise(fn, variables, *inputs)
+
   def laid_out_pnum(self) -> laid_out.LaidOutTensor:
     """The processor number: an int32 scalar per processor (Python ints if static)."""
     raise NotImplementedError
@@ -475,7 +487,7 @@ class LaidOutVariable:
       results.append(assign_fn(self._variable, v, value))
       return value
 
-    self._mesh_impl.slicewise(run, self._mesh_impl.LaidOutTensor(self.slices), values)
+    self._mesh_impl.slicewise_update(run, self._mesh_impl.LaidOutTensor(self.slices), values)
     return results
 
   def update(self, fn: Callable[..., object], *values: Any) -> None:
@@ -496,7 +508,8 @@ class LaidOutVariable:
   def update_to(self, fn: Callable[..., object], *values: Any) -> Any:
     """As `update`; returns what the function returned, laid out as the slices are."""
     self._is_changed()
-    return self._mesh_impl.slicewise(fn, self._mesh_impl.LaidOutTensor(self.slices), *values)
+    variables = self._mesh_impl.LaidOutTensor(self.slices)
+    return self._mesh_impl.slicewise_update(fn, variables, *values)
 
   def _is_changed(self) -> None:
     life = self._mesh_impl.variable_store.life

@@ -82,16 +82,25 @@ class PlacementMeshImpl(MeshImpl):
   # ----------------------------------------------------------------- the contract
 
   def slicewise(self, fn: Callable[..., object], *inputs: Any) -> Any:
+    # Processors of one device whose slices are the same tensors have one result.
+    return self._slicewise(fn, inputs, lambda args: tuple(map(_identity, args)))
+
+  def slicewise_update(self, fn: Callable[..., object], variables: LaidOut, *inputs: Any) -> Any:
+    return self._slicewise(fn, (variables, *inputs), lambda args: id(args[0]))
+
+  def _slicewise(
+    self, fn: Callable[..., object], inputs: Sequence[Any], key_of: Callable[[Sequence[Any]], Any]
+  ) -> Any:
+    """Calls `fn` on the slices of each processor; once for those of a device with the same key."""
     per_input = [
       x.tensor_list if isinstance(x, LaidOutTensor) else [x] * self.size
       for x in convert_args_to_laid_out_tensors(inputs)
     ]
     results = []
-    # Processors of one device whose slices are the same tensors have one result.
     known: dict[Any, Any] = {}
     for i, device in enumerate(self._devices):
       args = [p[i] for p in per_input]
-      key = (device, *map(_identity, args))
+      key = (device, key_of(args))
       if key not in known:
         known[key] = self._call_on(device, fn, args)
       results.append(known[key])
