@@ -11,6 +11,7 @@ all processors. What follows from these is in `mesh_impl`.
 
 from __future__ import annotations
 
+import collections
 import contextlib
 import copy
 import logging
@@ -25,6 +26,7 @@ from mesh_tensorflow.meshes.laid_out import LaidOut
 from mesh_tensorflow.meshes.layout import LayoutLike, MeshLayout
 from mesh_tensorflow.meshes.remade_stores import Life
 from mesh_tensorflow.meshes.schedules import check_schedule
+from mesh_tensorflow.meshes.shares import SharesLike, assign_processors, device_grid
 from mesh_tensorflow.meshes.store import StoredVariable, VariableStore
 from mesh_tensorflow.numerics import compact, padding, random_bits
 from mesh_tensorflow.program.dimensions import Shape, ShapeLike
@@ -42,6 +44,10 @@ class MeshContract(MeshLayout):
     shape: mesh shape; a `Shape`, a list of dimensions, or "rows:2,cols:4".
     layout_rules: `LayoutRules`, or what `convert_to_layout_rules` takes.
     variable_store: where variables live; a new `VariableStore` by default.
+    shares: how many processors each device gets; see `shares.assign_processors`.
+
+  Raises:
+    MeshShapeError: the shares do not suit the mesh.
   """
 
   # Programs of the TF1 library make laid-out tensors by mesh_impl.LaidOutTensor(slices).
@@ -53,8 +59,14 @@ class MeshContract(MeshLayout):
     layout_rules: LayoutLike,
     *,
     variable_store: VariableStore | None = None,
+    shares: SharesLike | None = None,
   ):
     super().__init__(shape, layout_rules)
+    # Of a mesh without devices. One with devices names them.
+    self._processor_devices = list(range(self.size))
+    if shares is not None:
+      count = device_grid(self.shape, shares).size
+      self._processor_devices = assign_processors(self.shape, range(count), shares)
     if variable_store is None:
       variable_store = VariableStore()
       variable_store.life = Life(self, variable_store)
@@ -112,6 +124,15 @@ class MeshContract(MeshLayout):
   def has_devices(self) -> bool:
     """False of the base class, which knows the sizes of slices only."""
     return type(self).processor_device is not MeshContract.processor_device
+
+  @property
+  def processors_of_devices(self) -> list[int]:
+    """Number of processors of each device, in the order of their first processors."""
+    names: list[Any] = self._processor_devices
+    if self.has_devices:
+      # The default device stands for any.
+      names = [self.processor_device(p) or p for p in range(self.size)]
+    return list(collections.Counter(names).values())
 
   @property
   def local_processors(self) -> Sequence[int]:

@@ -9,11 +9,13 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Mapping, Sequence
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, TypeVar
 
 from mesh_settings.hints import did_you_mean
 from mesh_tensorflow.errors import MeshShapeError
 from mesh_tensorflow.program.dimensions import Dimension, Shape
+
+_T = TypeVar("_T")
 
 SharesLike: TypeAlias = Mapping[str, Sequence[int]]
 
@@ -63,16 +65,16 @@ def _is_share(n: object) -> bool:
   return isinstance(n, int) and not isinstance(n, bool) and n >= 1
 
 
-def assign_processors(shape: Shape, devices: Sequence[str], shares: SharesLike) -> list[str]:
+def assign_processors(shape: Shape, devices: Sequence[_T], shares: SharesLike) -> list[_T]:
   """The device of each processor of a mesh with shares.
 
   Args:
     shape: the mesh shape.
-    devices: names of different devices, row-major in the `device_grid`.
+    devices: names, or numbers, of different devices, row-major in the `device_grid`.
     shares: see `device_grid`.
 
   Returns:
-    A device name for each processor, row-major in the mesh.
+    The device of each processor, row-major in the mesh.
 
   Raises:
     MeshShapeError: the shares do not suit the mesh, the number of devices is not that of the grid,

@@ -21,7 +21,8 @@ from mesh_tensorflow.planning.lowering import OperationCost
 from mesh_tensorflow.planning.machine import Machine, convert_to_machine
 from mesh_tensorflow.planning.pictures import draw_layout, draw_time
 from mesh_tensorflow.planning.pipeline import plan_pipeline
-from mesh_tensorflow.planning.program import Program, machine_of
+from mesh_tensorflow.planning.program import Program, loaded_machine, machine_of
+from mesh_tensorflow.planning.shares import SharesChoice, chosen_shares
 from mesh_tensorflow.program.dimensions import Shape, ShapeLike, convert_to_shape
 from mesh_tensorflow.program.graph import Graph, Tensor
 from mesh_tensorflow.running.function import Function, attach_planner
@@ -104,6 +105,8 @@ class Report:
     machine: the `Machine`, or None.
     time: a `cost_model.StepTime`: the breakdown of the time of a step; None without a machine.
     tokens: number of tokens per step; None if not known.
+    shares: a `shares.SharesChoice`: shares for devices of unequal speed, beside the equal split;
+      None if the machine says nothing of single devices.
     pipeline: a `pipeline.PipelinePlan`: its stages, bubble and schedule; None if there is none. All
       else is then for one device that does the work of all stages, one after the other.
   """
@@ -142,6 +145,7 @@ class Report:
       key=lambda v: -v.bytes_per_device,
     )
     self.time: StepTime | None = None if machine is None else self.timed(machine)
+    self.shares: SharesChoice | None = None
     self.pipeline = plan_pipeline(evaluation.graph, impl, evaluation.costs, machine)
     names = evaluation.dimension_names
     self.rules = [self._match(t, m, names) for t, m in self.layout.pairs]
@@ -236,6 +240,7 @@ class Report:
       },
       "seconds": self.seconds,
       "pipeline": None if self.pipeline is None else self.pipeline.to_dict(),
+      "shares": None if self.shares is None else self.shares.to_dict(),
       "time": self._time_dict(),
       "flops_per_device": self.flops_per_device,
       "flops_needed": self.flops_needed,
@@ -452,8 +457,11 @@ def describe(
     missing = "layout" if layout is None else "mesh_shape"
     raise GraphError(f"describe of a graph needs a layout and a mesh_shape; {missing} is missing")
 
+  measured = None
   if machine is not None:
-    machine = machine_of(machine, mesh_impl, convert_to_shape(mesh_shape).size)
+    size = convert_to_shape(mesh_shape).size
+    measured = machine_of(machine, mesh_impl, size)
+    machine = loaded_machine(measured, mesh_impl, size)
   if tokens is not None and tokens < 1:
     raise ArgumentError(
       f"describe: tokens must be at least 1, got {tokens!r}; leave it out where a step takes none"
@@ -462,8 +470,14 @@ def describe(
   sharding: Any = (
     () if mesh_impl is None else (mesh_impl.state_dims, mesh_impl.reshards_after_forward)
   )
-  evaluation = Evaluator(*program.build()).evaluate(mesh_shape, layout, *sharding)
-  return Report(evaluation, program.title, machine, tokens)
+  evaluator = Evaluator(*program.build())
+  report = Report(
+    evaluator.evaluate(mesh_shape, layout, *sharding), program.title, machine, tokens
+  )
+  if measured is not None and measured.speeds and report.pipeline is None and report.layout.pairs:
+    shape = convert_to_shape(mesh_shape)
+    report.shares = chosen_shares(evaluator, measured, shape, layout, sharding)
+  return report
 
 
 def _placement_dict(p: Placement) -> dict[str, Any]:

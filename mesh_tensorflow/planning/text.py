@@ -37,6 +37,7 @@ def report_text(report: Any, rows: int) -> str:
     _rules(report),
     _pipeline(report),
     _time(report, rows),
+    "" if report.shares is None else str(report.shares),
     _memory(report, rows),
     _work(report, rows),
     _communication(report, rows),

@@ -432,8 +432,13 @@ def draw_uneven_layouts(family: str, descriptors: Sequence[Descriptor], count: i
 
 
 def make_impl(kind: str, layout: Layout, devices: Sequence[str], store: Any = None) -> Any:
-  """A mesh implementation, "placement" or "simd", on the first of the devices."""
+  """A mesh implementation, "placement" or "simd", on the first of the devices.
+
+  On about half of the layouts devices are unequal: some get two processors, others one.
+  """
   devices = list(devices[: layout.size])
+  if zlib.crc32(str(layout).encode()) % 2:
+    devices = [devices[2 * p // 3] for p in range(layout.size)]
   cls = mtf.simd_mesh_impl.SimdMeshImpl if kind == "simd" else mtf.PlacementMeshImpl
   impl = cls(layout.mesh, layout.rules, devices, variable_store=store)
   sharded = mtf.convert_to_shape(layout.mesh).dimension_names if layout.shards else []
