@@ -216,7 +216,7 @@ class Machine:
     workers: what connects worker processes; None: nobody has measured it.
     spread: whether the figures are those of given workers, as `over_workers` makes them.
     speeds: of devices that are not equally fast, the part of the figures of `device` that each
-      reaches: 1.0 for the fastest. () of equal ones.
+      reaches alone: 1.0 for the fastest, unless they are `shared`. () of equal ones.
     pairs: of links that are not equally fast, the speed of sums of each device and the next one;
       the last is paired with the first. () of equal ones.
   """
@@ -686,8 +686,8 @@ def _read_speeds(read: _Fields) -> tuple[float, ...]:
     return ()
   speeds = read.get("speeds")
   listed = isinstance(speeds, list) and speeds
-  if not listed or not all(_is_number(s) and 0 < s <= 1 for s in speeds) or max(speeds) != 1:
-    raise read.wrong("speeds", "a list of numbers above 0 and at most 1, the largest of them 1")
+  if not listed or not all(_is_number(s) and 0 < s <= 1 for s in speeds):
+    raise read.wrong("speeds", "a list of numbers above 0 and at most 1")
   return tuple(map(float, speeds))
 
 

@@ -85,7 +85,10 @@ class Sizes:
 
 
 def measure(
-  devices: Sequence[str], sizes: Sizes | None = None, memory: float | None = None
+  devices: Sequence[str],
+  sizes: Sizes | None = None,
+  memory: float | None = None,
+  shared: bool | None = None,
 ) -> Machine:
   """Measures the devices and what lies between them.
 
@@ -94,6 +97,7 @@ def measure(
     sizes: sizes and repetitions of the measurements.
     memory: bytes of a device (of the host, if they are CPU devices); needed for GPUs, of which
       TensorFlow does not tell it.
+    shared: whether the devices share the cores of the host; by default CPU devices do.
 
   Raises:
     ConfigError: there are fewer than two devices, or `memory` is missing.
@@ -101,14 +105,18 @@ def measure(
   sizes = sizes or Sizes()
   if len(devices) < 2:
     raise ConfigError(f"measuring exchanges takes at least 2 devices, got {list(devices)}")
-  shared = not _on_gpus(devices)
+  shared = not _on_gpus(devices) if shared is None else shared
   _check_memory(devices, memory)
   if memory is None:
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
   speeds = device_speeds(devices, sizes)
   fast = [d for d, s in zip(devices, speeds) if s >= _ALIKE]
-  # Devices that share a host are timed together: what all of them do in a second.
-  timed = fast if shared else [devices[speeds.index(1.0)]]
+  timed = [devices[speeds.index(1.0)]]
+  if shared:
+    # Devices that share a host are timed together: what all of them do in a second, if none is slow.
+    timed = [fast[i % len(fast)] for i in range(len(devices))]
+    alone = _part_of_all(timed, sizes)
+    speeds = tuple(s * alone for s in speeds)
   rates = {d: _product_rates(d, timed, sizes) for d in _DTYPES}
   peaks = {dtype: max(found.values()) for dtype, found in rates.items()}
   with _as_written():
@@ -129,7 +137,7 @@ def measure(
     name: (_link(name, implementation, devices, sizes, shared),)
     for name, implementation in (("placement", PlacementMeshImpl), ("simd", SimdMeshImpl))
   }
-  kind = "CPU devices of this host" if shared else "GPUs of this host"
+  kind = "GPUs of this host" if _on_gpus(devices) else "CPU devices of this host"
   return Machine(
     name=f"{len(devices)} {kind}",
     device=device,
@@ -223,14 +231,25 @@ def device_speeds(devices: Sequence[str], sizes: Sizes | None = None) -> tuple[f
     For each device the part of the fastest one's speed.
   """
   sizes = sizes or Sizes()
+  least = _least_seconds([[d] for d in devices], sizes)
+  return tuple(min(least) / t for t in least)
+
+
+def _part_of_all(devices: Sequence[str], sizes: Sizes) -> float:
+  """The part that the first device does alone of what all do together in the same time."""
+  alone, together = _least_seconds([devices[:1], devices], sizes)
+  return min(1.0, together / (len(devices) * alone))
+
+
+def _least_seconds(groups: Sequence[Sequence[str]], sizes: Sizes) -> list[float]:
+  """For each group of devices the least time of products on all of them."""
   n = sorted(sizes.products)[-min(2, len(sizes.products))]
-  calls = [_products([d], n, "float32")[0] for d in devices]
+  calls = [_products(group, n, "float32")[0] for group in groups]
   for call in calls:
     float(call())
   # By turns; the least counts, as what else the machine does only adds to it.
   turns = [[_seconds(call) for call in calls] for _ in range(max(5, sizes.repeats))]
-  least = [min(of_one) for of_one in zip(*turns)]
-  return tuple(min(least) / t for t in least)
+  return [min(of_one) for of_one in zip(*turns)]
 
 
 def _unequal_links(devices: Sequence[str], sizes: Sizes, shared: bool) -> tuple[Speed, ...]:
@@ -594,7 +613,8 @@ def _report_of_devices(machine: Machine) -> list[str]:
   lines = []
   if machine.speeds:
     lines.append("  devices one by one, of the fastest")
-    lines += [f"    device {i:<9} {100 * s:10.1f} %" for i, s in enumerate(machine.speeds)]
+    fastest = max(machine.speeds)
+    lines += [f"    device {i:<9} {100 * s / fastest:10.1f} %" for i, s in enumerate(machine.speeds)]
     shares, equal = best_shares(machine.speeds, max(MOST_PROCESSORS, len(machine.speeds))), (1,) * len(machine.speeds)
     if shares != equal:
       gain = relative_time(shares, machine.speeds) / relative_time(equal, machine.speeds)

@@ -30,11 +30,11 @@ MOST_PROCESSORS = 16
 
 
 def relative_time(shares: Sequence[int], speeds: Sequence[float]) -> float:
-  """The time of a step, in that of the fastest device doing all the work.
+  """The time of a step, in that of a device of speed 1 doing all the work.
 
   Args:
     shares: number of processors of each device; 0 of one that is left out.
-    speeds: of the devices; 1 for the fastest.
+    speeds: of the devices.
   """
   return max(n / s for n, s in zip(shares, speeds)) / sum(shares)
 
@@ -175,7 +175,7 @@ class SharesChoice:
     }
 
   def __str__(self) -> str:
-    speeds = ", ".join(f"{s:.3g}" for s in self.speeds)
+    speeds = ", ".join(f"{s / max(self.speeds):.3g}" for s in self.speeds)
     title = f"Devices along {self.dimension} have the speeds {speeds}"
     rows = [("equal split", self.equal)]
     if self.is_equal:
