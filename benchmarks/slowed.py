@@ -80,7 +80,7 @@ def _after(xs: list[Any], seconds: float, lock: threading.Lock) -> list[Any]:
     return np.float32(0)
 
   # It takes an element of the result and returns a zero that is added to it: TensorFlow's optimizer
-  # removes what only has to come before. (Stateful, the waits of all devices would be in one order.)
+  # removes what only has to come before. (If stateful, waits of all devices come in one order.)
   floating = [x for x in xs if _is_symbolic(x) and x.dtype.is_floating]
   given = [tf.cast(tf.reshape(floating[0], [-1])[:1], tf.float32)]
   zero = tf.numpy_function(wait, given, tf.float32, stateful=False)

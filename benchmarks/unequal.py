@@ -2,12 +2,12 @@
 
   python -m benchmarks.unequal
 
-Two virtual CPU devices stand for accelerators, the second of which is slowed three times on purpose:
-a product takes four times as long as the host needs on the first one, and twelve times on the second
-(`benchmarks.slowed`), so that the devices, not the cores of the host, are what a step waits for. The
-machine is measured, shares are proposed from that, and a training step is timed on the even split
-and with the shares, by turns. A second table has what several processors on one device cost beside
-one that does the same work. Nothing else should run meanwhile.
+Two virtual CPU devices stand for accelerators, the second of which is slowed three times on
+purpose: a product takes four times as long as the host needs on the first one, and twelve times on
+the second (`benchmarks.slowed`), so that the devices, not the cores of the host, are what a step
+waits for. The machine is measured, shares are proposed from that, and a training step is timed on
+the even split and with the shares, by turns. A second table has what several processors on one
+device cost beside one that does the same work. Nothing else should run meanwhile.
 """
 
 from __future__ import annotations

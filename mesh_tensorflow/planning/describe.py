@@ -471,9 +471,7 @@ def describe(
     () if mesh_impl is None else (mesh_impl.state_dims, mesh_impl.reshards_after_forward)
   )
   evaluator = Evaluator(*program.build())
-  report = Report(
-    evaluator.evaluate(mesh_shape, layout, *sharding), program.title, machine, tokens
-  )
+  report = Report(evaluator.evaluate(mesh_shape, layout, *sharding), program.title, machine, tokens)
   if measured is not None and measured.speeds and report.pipeline is None and report.layout.pairs:
     shape = convert_to_shape(mesh_shape)
     report.shares = chosen_shares(evaluator, measured, shape, layout, sharding)

@@ -4,8 +4,9 @@
     python -m mesh_tensorflow.planning.measure --out machine.json --devices 4 --workers 2
 
 Products by size and dtype, memory, launches, and sums over a mesh axis by size, under placement and
-SIMD; how fast each device is alone, and each link from a device to the next one; with several workers, which `--workers` starts or TF_CONFIG names, also what these exchange,
-by kind and size. On GPUs if there are as many, else on virtual CPU devices, which share the host.
+SIMD; how fast each device is alone, and each link from a device to the next one; with several
+workers, which `--workers` starts or TF_CONFIG names, also what these exchange, by kind and size. On
+GPUs if there are as many, else on virtual CPU devices, which share the host.
 The machine should have nothing else to do meanwhile.
 
 Latency and bandwidth are fitted to the cost model: the messages and the bytes of an exchange are
@@ -113,7 +114,8 @@ def measure(
   fast = [d for d, s in zip(devices, speeds) if s >= _ALIKE]
   timed = [devices[speeds.index(1.0)]]
   if shared:
-    # Devices that share a host are timed together: what all of them do in a second, if none is slow.
+    # Devices that share a host are timed together: what all of them do in a second. In place of
+    # slow ones the others are timed twice.
     timed = [fast[i % len(fast)] for i in range(len(devices))]
     alone = _part_of_all(timed, sizes)
     speeds = tuple(s * alone for s in speeds)
@@ -204,9 +206,7 @@ def _on_each(
   return lambda: compiled(*arrays)
 
 
-def _products(
-  devices: Sequence[str], n: int, dtype: str
-) -> tuple[Callable[[], Any], float, int]:
+def _products(devices: Sequence[str], n: int, dtype: str) -> tuple[Callable[[], Any], float, int]:
   """A function that multiplies n x n matrices on each device; the FLOPs of a product; how many.
 
   A product, and its gradients in both factors: these read one of theirs by columns.
@@ -613,14 +613,15 @@ def _report_of_devices(machine: Machine) -> list[str]:
   lines = []
   if machine.speeds:
     lines.append("  devices one by one, of the fastest")
-    fastest = max(machine.speeds)
-    lines += [f"    device {i:<9} {100 * s / fastest:10.1f} %" for i, s in enumerate(machine.speeds)]
-    shares, equal = best_shares(machine.speeds, max(MOST_PROCESSORS, len(machine.speeds))), (1,) * len(machine.speeds)
+    speeds = [s / max(machine.speeds) for s in machine.speeds]
+    lines += [f"    device {i:<9} {100 * s:10.1f} %" for i, s in enumerate(speeds)]
+    equal = (1,) * len(speeds)
+    shares = best_shares(speeds, max(MOST_PROCESSORS, len(speeds)))
     if shares != equal:
-      gain = relative_time(shares, machine.speeds) / relative_time(equal, machine.speeds)
+      gain = relative_time(shares, speeds) / relative_time(equal, speeds)
       lines.append(
-        f"  shares {':'.join(map(str, shares))} of a mesh dimension over them would take {gain:.2f} "
-        "of the equal split's step"
+        f"  shares {':'.join(map(str, shares))} of a mesh dimension over them would take "
+        f"{gain:.2f} of the equal split's step"
       )
   if machine.pairs:
     lines.append("  exchange of each device and the next")

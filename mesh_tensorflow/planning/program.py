@@ -116,7 +116,9 @@ def loaded_machine(machine: Machine, mesh_impl: MeshImpl | None, devices: int) -
   """
   if mesh_impl is None or mesh_impl.size != devices:
     return machine.with_loads([1] * devices)
-  return machine.with_loads(mesh_impl.processors_of_devices)
+  # The stages of a pipeline are taken to be as slow as the slowest.
+  stages = mesh_impl.stages.values() or [mesh_impl]
+  return machine.with_loads([n for stage in stages for n in stage.processors_of_devices])
 
 
 def _tokens(signature: Sequence[TensorSpec]) -> int | None:

@@ -275,7 +275,8 @@ def chosen_shares(
   names = mesh_shape.dimension_names
   if dimension is not None and dimension not in names:
     raise ArgumentError(
-      f"propose_shares: the mesh has no dimension {dimension!r}; it has {', '.join(names) or 'none'}"
+      f"propose_shares: the mesh has no dimension {dimension!r}; it has "
+      f"{', '.join(names) or 'none'}"
     )
   grouped = {}
   for axis, name in enumerate(names):
@@ -284,8 +285,8 @@ def chosen_shares(
       grouped[axis] = groups
   if not grouped:
     raise ConfigError(
-      f"machine {machine.name!r} says how fast {len(machine.speeds)} devices are; they make no mesh "
-      f"{mesh_shape.to_string} with {dimension or 'some dimension'} of another size"
+      f"machine {machine.name!r} says how fast {len(machine.speeds)} devices are; they make no "
+      f"mesh {mesh_shape.to_string} with {dimension or 'some dimension'} of another size"
     )
 
   def gained(axis: int) -> float:
@@ -304,9 +305,7 @@ def chosen_shares(
     used = sorted((p, n) for group, n in zip(groups, parts) if n for p in group)
     kept = dataclasses.replace(machine, speeds=tuple(machine.speeds[p] for p, _ in used))
     loaded = kept.with_loads([n for _, n in used])
-    return Division(
-      parts, shape, evaluator.evaluate(shape, layout, *sharding).time(loaded).seconds
-    )
+    return Division(parts, shape, evaluator.evaluate(shape, layout, *sharding).time(loaded).seconds)
 
   equal = predicted((1,) * len(groups))
   found = {equal.parts: equal}
@@ -337,8 +336,7 @@ def _groups(shape: Shape, axis: int, speeds: Sequence[float]) -> list[list[int]]
   if left or not count:
     return None
   return [
-    [(b * count + i) * after + a for b in range(before) for a in range(after)]
-    for i in range(count)
+    [(b * count + i) * after + a for b in range(before) for a in range(after)] for i in range(count)
   ]
 
 

@@ -203,10 +203,17 @@ def _mesh_and_layout(
 ) -> tuple[mtf.Shape, mtf.LayoutRules, RunSettings]:
   """Mesh shape and layout rules, searched for where they are "auto"; the settings with the rest."""
   operative.forget_found()
-  if settings.device_shares is not None and is_auto(settings.mesh_shape):
-    raise ConfigError(
-      f"run.device_shares is {settings.device_shares}, and run.mesh_shape is 'auto': shares are of "
-      "a dimension of a mesh that is given, such as run.mesh_shape = 'batch:4'"
+  if settings.device_shares is not None:
+    if mesh_setup.is_auto(settings.mesh_shape):
+      raise ConfigError(
+        f"run.device_shares is {settings.device_shares}, and run.mesh_shape is 'auto': shares are "
+        "of a dimension of a mesh that is given, such as run.mesh_shape = 'batch:4'"
+      )
+    # Checks them, before anything is searched or read.
+    mesh_setup.number_of_devices(
+      mtf.convert_to_shape(settings.mesh_shape),
+      settings.pipeline_stages,
+      settings.device_shares,
     )
   to_join = automatic_layout.mesh_to_join(
     settings.mesh_shape, settings.num_devices, settings.mesh_devices

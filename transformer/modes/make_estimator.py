@@ -13,6 +13,7 @@ from mesh_settings.trainer import TrainerSettings
 from mesh_tensorflow.arguments.declared import COUNT, COUNT_OR_ZERO, affects, takes
 from mesh_tensorflow.errors import ConfigError
 from mesh_tensorflow.meshes.layout import LayoutLike
+from mesh_tensorflow.meshes.shares import SharesLike
 from mesh_tensorflow.meshes.tpu import mesh as tpu_mesh
 from mesh_tensorflow.program.dimensions import ShapeLike
 from mesh_tensorflow.training.loop import LearningRateLike

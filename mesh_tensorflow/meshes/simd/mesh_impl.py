@@ -226,8 +226,8 @@ class SimdMeshImpl(PerDeviceMeshImpl):
       operations), or "auto": queues where all devices are CPUs; if they are of several workers,
       queues inside a worker and TensorFlow's collective operations between workers.
     timeout_seconds: how long a processor waits for another one before the run fails.
-    shares: for devices of unequal speed, how many processors each one gets; see `PlacementMeshImpl`.
-      CPU devices only; each processor has variables of its own.
+    shares: for devices of unequal speed, how many processors each one gets; see
+      `PlacementMeshImpl`. CPU devices only; each processor has variables of its own.
 
   Raises:
     MeshShapeError: there are fewer devices than processors, or another number was given; or
