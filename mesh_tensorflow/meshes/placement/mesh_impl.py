@@ -134,7 +134,10 @@ class PlacementMeshImpl(MeshImpl):
     axes = [a for a in mesh_axes if self.shape[a].size > 1]
     if not axes:
       return x
-    return self._exchange(x, axes, lambda group: self._reduced(x.tensor_list, group, combine))
+    parts = self._device_parts(axes)
+    return self._exchange(
+      x, axes, lambda group: self._reduced(x.tensor_list, group, combine, parts)
+    )
 
   def allconcat(
     self, x: LaidOut, mesh_axis: int, concat_axis: int, stack: bool = False
@@ -159,12 +162,13 @@ class PlacementMeshImpl(MeshImpl):
     )
 
   def reduce_scatter(self, x: LaidOut, mesh_axis: int, split_axis: int) -> LaidOutTensor:
+    own = self._device_parts(self.group_axes(mesh_axis))
     return self._exchange_parts(
       "reduce_scatter",
       x,
       mesh_axis,
       split_axis,
-      lambda parts, group: self._reduced(parts, group, kernels.sum_of),
+      lambda parts, group: self._reduced(parts, group, kernels.sum_of, own),
     )
 
   def receive(
@@ -251,11 +255,27 @@ class PlacementMeshImpl(MeshImpl):
           result[pnum] = combine(pieces[k].tensor_list, group)
     return LaidOutTensor(result)
 
+  def _device_parts(self, mesh_axes: Sequence[int]) -> list[list[int]]:
+    """For each device the ranks of its processors in a group; each rank alone if groups differ.
+
+    All groups sum in one order: what is replicated over other mesh axes is the same bit by bit.
+    """
+    found = set()
+    for group in processor_groups(self.shape, mesh_axes):
+      by_device: dict[str, list[int]] = {}
+      for rank, pnum in enumerate(group):
+        by_device.setdefault(self._devices[pnum], []).append(rank)
+      found.add(tuple(map(tuple, by_device.values())))
+    if len(found) > 1:
+      return [[rank] for rank in range(self.group_size(mesh_axes))]
+    return [list(ranks) for ranks in found.pop()]
+
   def _reduced(
     self,
     slices: Sequence[tf.Tensor],
     group: Sequence[int],
     combine: Callable[[list[tf.Tensor]], tf.Tensor],
+    parts: Sequence[Sequence[int]],
   ) -> tf.Tensor:
     """Reduces slices on the current device; those of one device first there, so that one is sent.
 
@@ -263,17 +283,16 @@ class PlacementMeshImpl(MeshImpl):
       slices: one for each processor of the mesh.
       group: the processors whose slices are reduced.
       combine: reduces a list of tensors.
+      parts: see `_device_parts`.
     """
-    by_device: dict[str, list[tf.Tensor]] = {}
-    for p in group:
-      by_device.setdefault(self._devices[p], []).append(slices[p])
-    if len(by_device) == 1:
+    if len(parts) == 1:
       return combine([slices[p] for p in group])
-    parts = []
-    for device, own in by_device.items():
-      with tf.device(device or None):
-        parts.append(combine(own) if len(own) > 1 else own[0])
-    return combine(parts)
+    sums = []
+    for ranks in parts:
+      own = [slices[group[rank]] for rank in ranks]
+      with tf.device(self.processor_device(group[ranks[0]])):
+        sums.append(combine(own) if len(own) > 1 else own[0])
+    return combine(sums)
 
 
 def _identity(x: Any) -> Any:
