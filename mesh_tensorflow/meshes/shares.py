@@ -82,9 +82,10 @@ def assign_processors(shape: Shape, devices: Sequence[_T], shares: SharesLike) -
   """
   grid = device_grid(shape, shares)
   if len(devices) != grid.size:
+    mesh = ",".join(f"{m.name}:{m.size}" for m in shape)
     sides = " x ".join(str(d.size) for d in grid)
     raise MeshShapeError(
-      f"shares {_text(shares)} of mesh {shape.to_string} are for {sides} = {grid.size} devices, "
+      f"shares {_text(shares)} of mesh {mesh} are for {sides} = {grid.size} devices, "
       f"got {len(devices)}: {list(devices)}"
     )
   twice = [d for i, d in enumerate(devices) if d in devices[:i]]

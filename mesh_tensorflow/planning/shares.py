@@ -286,7 +286,8 @@ def chosen_shares(
   if not grouped:
     raise ConfigError(
       f"machine {machine.name!r} says how fast {len(machine.speeds)} devices are; they make no "
-      f"mesh {mesh_shape.to_string} with {dimension or 'some dimension'} of another size"
+      f"mesh {','.join(f'{m.name}:{m.size}' for m in mesh_shape)} with "
+      f"{dimension or 'some dimension'} of another size"
     )
 
   def gained(axis: int) -> float:
