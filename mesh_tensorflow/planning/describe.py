@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Collection
+import functools
+from collections.abc import Callable, Collection
 from typing import Any
 
 import tensorflow as tf
 
 from mesh_settings import hints
 from mesh_tensorflow.arguments.checking import checked
-from mesh_tensorflow.errors import ArgumentError, GraphError
+from mesh_tensorflow.errors import ArgumentError, ConfigError, GraphError, LayoutError
 from mesh_tensorflow.meshes.layout import LayoutLike
 from mesh_tensorflow.meshes.mesh_impl import MeshImpl
 from mesh_tensorflow.operations.variables import Variable
@@ -105,8 +106,7 @@ class Report:
     machine: the `Machine`, or None.
     time: a `cost_model.StepTime`: the breakdown of the time of a step; None without a machine.
     tokens: number of tokens per step; None if not known.
-    shares: a `shares.SharesChoice`: shares for devices of unequal speed, beside the equal split;
-      None if the machine says nothing of single devices.
+    find_shares: finds `shares`; None if the machine says nothing of single devices.
     pipeline: a `pipeline.PipelinePlan`: its stages, bubble and schedule; None if there is none. All
       else is then for one device that does the work of all stages, one after the other.
   """
@@ -145,7 +145,7 @@ class Report:
       key=lambda v: -v.bytes_per_device,
     )
     self.time: StepTime | None = None if machine is None else self.timed(machine)
-    self.shares: SharesChoice | None = None
+    self.find_shares: Callable[[], SharesChoice] | None = None
     self.pipeline = plan_pipeline(evaluation.graph, impl, evaluation.costs, machine)
     names = evaluation.dimension_names
     self.rules = [self._match(t, m, names) for t, m in self.layout.pairs]
@@ -161,6 +161,14 @@ class Report:
       machine: any machine, not only that of the report.
     """
     return self._evaluation.time(machine)
+
+  @functools.cached_property
+  def shares(self) -> SharesChoice | None:
+    """Shares for devices of unequal speed, beside the equal split; None if there is no choice."""
+    try:
+      return None if self.find_shares is None else self.find_shares()
+    except (ConfigError, LayoutError):  # The devices make no other mesh, or the layout suits none.
+      return None
 
   @property
   def replicated_tensors(self) -> list[Placement]:
@@ -472,9 +480,11 @@ def describe(
   )
   evaluator = Evaluator(*program.build())
   report = Report(evaluator.evaluate(mesh_shape, layout, *sharding), program.title, machine, tokens)
-  if measured is not None and measured.speeds and report.pipeline is None and report.layout.pairs:
+  if measured is not None and measured.speeds and report.pipeline is None:
     shape = convert_to_shape(mesh_shape)
-    report.shares = chosen_shares(evaluator, measured, shape, layout, sharding)
+    report.find_shares = functools.partial(
+      chosen_shares, evaluator, measured, shape, layout, sharding
+    )
   return report
 
 

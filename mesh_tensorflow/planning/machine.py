@@ -412,7 +412,8 @@ class Machine:
     one after the other, so the step takes the time of the device with the largest load for its
     speed. Devices that share a host add up to the work of all processors anyway; there such a
     device counts if it alone takes longer. Exchanges go at the speed of the slowest link; those of
-    processors of one device count as if they were sent, so they are an upper bound.
+    processors of one device count as if they were sent, and what these compute alike (updates of
+    weights, say) as if each did: the prediction is an upper bound.
 
     Args:
       loads: number of processors of each device, of the first ones of `speeds`.

@@ -42,7 +42,7 @@ from mesh_tensorflow.meshes.simd.mesh_impl import SimdMeshImpl
 from mesh_tensorflow.planning.cost_model import messages
 from mesh_tensorflow.planning.machine import KINDS, Device, Link, Machine, Speed, Workers
 from mesh_tensorflow.planning.mesh_impl import PlanMeshImpl
-from mesh_tensorflow.planning.shares import MOST_PROCESSORS, best_shares, relative_time
+from mesh_tensorflow.planning.shares import best_shares, relative_time
 from mesh_tensorflow.program.dimensions import Dimension, Shape
 from mesh_tensorflow.program.graph import Operation, Tensor
 from mesh_tensorflow.running.function import TensorSpec, function
@@ -616,7 +616,7 @@ def _report_of_devices(machine: Machine) -> list[str]:
     speeds = [s / max(machine.speeds) for s in machine.speeds]
     lines += [f"    device {i:<9} {100 * s:10.1f} %" for i, s in enumerate(speeds)]
     equal = (1,) * len(speeds)
-    shares = best_shares(speeds, max(MOST_PROCESSORS, len(speeds)))
+    shares = best_shares(speeds)
     if shares != equal:
       gain = relative_time(shares, speeds) / relative_time(equal, speeds)
       lines.append(

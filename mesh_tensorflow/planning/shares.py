@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from mesh_tensorflow.arguments.checking import checked
-from mesh_tensorflow.errors import ArgumentError, ConfigError, LayoutError, MeshShapeError
+from mesh_tensorflow.errors import ArgumentError, ConfigError, LayoutError
 from mesh_tensorflow.meshes.layout import LayoutLike
 from mesh_tensorflow.planning.evaluation import Evaluator
 from mesh_tensorflow.planning.machine import Machine, convert_to_machine
@@ -26,7 +26,7 @@ from mesh_tensorflow.running.function import Function
 _SIMILAR = 0.02
 # Equal shares are preferred to a step that is shorter by less than this part.
 _LEAST_GAIN = 0.05
-MOST_PROCESSORS = 16
+_MOST_PROCESSORS = 16
 
 
 def relative_time(shares: Sequence[int], speeds: Sequence[float]) -> float:
@@ -59,7 +59,7 @@ def best_division(speeds: Sequence[float], processors: int) -> tuple[int, ...]:
 
 
 @checked
-def best_shares(speeds: Sequence[float], most: int = MOST_PROCESSORS) -> tuple[int, ...]:
+def best_shares(speeds: Sequence[float], most: int | None = None) -> tuple[int, ...]:
   """Whole-numbered shares for devices of unequal speed.
 
   Minimizes `max(share / speed) / sum(shares)`, and prefers few processors: more of them must gain
@@ -67,7 +67,7 @@ def best_shares(speeds: Sequence[float], most: int = MOST_PROCESSORS) -> tuple[i
 
   Args:
     speeds: of the devices, in any unit.
-    most: maximum number of processors.
+    most: maximum number of processors; by default 16, or the number of devices if it is larger.
 
   Returns:
     A share for each device; 0 of one that is better left out.
@@ -75,7 +75,7 @@ def best_shares(speeds: Sequence[float], most: int = MOST_PROCESSORS) -> tuple[i
   Raises:
     ArgumentError: a speed is not positive, or `most` is less than the number of devices.
   """
-  _check_speeds(speeds, most)
+  most = _checked_most(speeds, most)
   fastest = max(speeds)
   speeds = [s / fastest for s in speeds]
   equal = (1,) * len(speeds)
@@ -83,13 +83,17 @@ def best_shares(speeds: Sequence[float], most: int = MOST_PROCESSORS) -> tuple[i
   return _chosen(equal, found | {equal: relative_time(equal, speeds)})
 
 
-def _check_speeds(speeds: Sequence[float], most: int) -> None:
+def _checked_most(speeds: Sequence[float], most: int | None) -> int:
+  """The maximum number of processors, which is checked with the speeds."""
   if not speeds or not all(0 < s < math.inf for s in speeds):
     raise ArgumentError(f"speeds of devices are numbers above 0, got {list(speeds)}")
+  if most is None:
+    return max(_MOST_PROCESSORS, len(speeds))
   if most < len(speeds):
     raise ArgumentError(
       f"most={most} processors cannot be shared by {len(speeds)} devices; give at least as many"
     )
+  return most
 
 
 def _divisions(speeds: Sequence[float], most: int) -> list[tuple[int, ...]]:
@@ -105,7 +109,7 @@ def _divisions(speeds: Sequence[float], most: int) -> list[tuple[int, ...]]:
 def _chosen(equal: tuple[int, ...], seconds: dict[tuple[int, ...], float]) -> tuple[int, ...]:
   """Of shares with their times the ones to propose."""
   least = min(seconds.values())
-  if seconds[equal] * (1 - _LEAST_GAIN) <= least:
+  if equal in seconds and seconds[equal] * (1 - _LEAST_GAIN) <= least:
     return equal
   similar = [s for s, t in seconds.items() if t * (1 - _SIMILAR) <= least]
   return min(similar, key=lambda s: (sum(s), seconds[s]))
@@ -134,14 +138,14 @@ class SharesChoice:
     dimension: name of the mesh dimension.
     speeds: of the devices along it; of several beside each other that of the slowest.
     proposed: the `Division` to take: the equal one where no other is predicted to gain.
-    equal: the one with a processor for each device.
+    equal: the one with a processor for each device; None if the layout has no such split.
     others: more that were predicted, the fastest first.
   """
 
   dimension: str
   speeds: tuple[float, ...]
   proposed: Division
-  equal: Division
+  equal: Division | None
   others: tuple[Division, ...] = ()
 
   @property
@@ -170,19 +174,22 @@ class SharesChoice:
       "dimension": self.dimension,
       "speeds": list(self.speeds),
       "proposed": fields(self.proposed),
-      "equal": fields(self.equal),
+      "equal": None if self.equal is None else fields(self.equal),
       "others": [fields(d) for d in self.others],
     }
 
   def __str__(self) -> str:
     speeds = ", ".join(f"{s / max(self.speeds):.3g}" for s in self.speeds)
     title = f"Devices along {self.dimension} have the speeds {speeds}"
-    rows = [("equal split", self.equal)]
+    rows = [] if self.equal is None else [("equal split", self.equal)]
     if self.is_equal:
       title += ": no shares are predicted to gain"
+    elif self.equal is None:
+      title += ": the layout has no equal split"
     else:
       gain = self.proposed.seconds / self.equal.seconds
       title += f": shares are predicted to take {gain:.2f} of the equal split's step"
+    if not self.is_equal:
       rows.insert(0, ("proposed", self.proposed))
     rows += [("", d) for d in self.others]
     return title + "\n" + table(
@@ -208,7 +215,7 @@ def propose_shares(
   mesh_shape: ShapeLike | None = None,
   *,
   dimension: str | None = None,
-  most: int = MOST_PROCESSORS,
+  most: int | None = None,
   results: list[Tensor] | None = None,
 ) -> SharesChoice:
   """Proposes shares of a mesh dimension for devices of unequal speed.
@@ -219,7 +226,7 @@ def propose_shares(
     layout: layout rules; those of the function's mesh by default.
     mesh_shape: mesh shape; likewise. The size of the dimension that gets the shares is no matter.
     dimension: name of the mesh dimension; by default the one where shares gain most.
-    most: maximum number of processors along it.
+    most: maximum number of processors along it; see `best_shares`.
     results: as of `mtf.describe`.
 
   Returns:
@@ -254,7 +261,7 @@ def chosen_shares(
   layout: LayoutLike,
   sharding: Any = (),
   dimension: str | None = None,
-  most: int = MOST_PROCESSORS,
+  most: int | None = None,
 ) -> SharesChoice:
   """As `propose_shares`, of a program that an evaluator has.
 
@@ -292,11 +299,11 @@ def chosen_shares(
 
   def gained(axis: int) -> float:
     speeds = _slowest(grouped[axis], machine)
-    return relative_time(best_shares(speeds, max(most, len(speeds))), speeds)
+    return relative_time(best_shares(speeds), speeds)
 
   axis = min(grouped, key=lambda a: (gained(a), a))
   groups, speeds = grouped[axis], _slowest(grouped[axis], machine)
-  _check_speeds(speeds, most)
+  most = _checked_most(speeds, most)
 
   def predicted(parts: tuple[int, ...]) -> Division:
     sizes = mesh_shape.to_integer_list
@@ -308,25 +315,28 @@ def chosen_shares(
     loaded = kept.with_loads([n for _, n in used])
     return Division(parts, shape, evaluator.evaluate(shape, layout, *sharding).time(loaded).seconds)
 
-  equal = predicted((1,) * len(groups))
-  found = {equal.parts: equal}
+  equal = (1,) * len(groups)
+  found, problem = {}, None
   ordered = sorted(_divisions(speeds, most), key=lambda s: relative_time(s, speeds))
   shortest = relative_time(ordered[0], speeds)
-  for parts in ordered:
+  for parts in [equal, *ordered]:
     time = relative_time(parts, speeds)
-    if parts in found or time >= relative_time(equal.parts, speeds):
+    if parts in found or (parts != equal and time >= relative_time(equal, speeds)):
       continue
     # Of devices that share a host, one alone has all of it: that is no reason to take one alone.
     if machine.shared and not all(parts) and time > shortest:
       continue
     try:
       found[parts] = predicted(parts)
-    except (LayoutError, MeshShapeError):  # What the layout splits has not so many parts.
-      continue
-  best = _chosen(equal.parts, {parts: d.seconds for parts, d in found.items()})
-  others = [d for parts, d in found.items() if parts not in (best, equal.parts)]
+    except LayoutError as e:  # What the layout splits has not so many parts.
+      problem = problem or e
+  if not found:
+    assert problem is not None
+    raise problem
+  best = _chosen(equal, {parts: d.seconds for parts, d in found.items()})
+  others = [d for parts, d in found.items() if parts not in (best, equal)]
   others.sort(key=lambda d: d.seconds)
-  return SharesChoice(names[axis], tuple(speeds), found[best], equal, tuple(others))
+  return SharesChoice(names[axis], tuple(speeds), found[best], found.get(equal), tuple(others))
 
 
 def _groups(shape: Shape, axis: int, speeds: Sequence[float]) -> list[list[int]] | None:
