@@ -148,13 +148,18 @@ def number_of_devices(
   """
   if device_shares is None:
     return int(mesh_shape.size) * pipeline_stages
+  check_one_process(device_shares)
+  return int(device_grid(mesh_shape, device_shares).size) * pipeline_stages
+
+
+def check_one_process(device_shares: SharesLike | None) -> None:
+  """Raises `ConfigError` if devices have shares, and TF_CONFIG names several workers."""
   cluster = workers.cluster_from_environment()
-  if cluster.size > 1:
+  if device_shares is not None and cluster.size > 1:
     raise ConfigError(
       f"run.device_shares is {device_shares}, but TF_CONFIG names {cluster.size} workers: devices "
       "of unequal shares are of one process so far; leave one of them out"
     )
-  return int(device_grid(mesh_shape, device_shares).size) * pipeline_stages
 
 
 def join_workers(mesh_shape: mtf.Shape, implementation: str = "auto") -> workers.Cluster:
