@@ -81,6 +81,7 @@ def test_a_plan_proposes_shares(tmp_path, capsys):
     "run.mode = 'plan'",
     f"choose_layout.machine = '{tmp_path / 'slow.json'}'",
     "print_best_layouts.search = False",
+    "run.gradient_accumulation_steps = 1",
   )
   even = ("run.mesh_shape = 'batch:2'", "run.layout_rules = 'batch:batch'")
   report = small_lm.run(tmp_path, *SETTINGS, *plan, *even, text=small_lm.TEXT)
