@@ -98,7 +98,7 @@ def _checked_most(speeds: Sequence[float], most: int | None) -> int:
 
 def _divisions(speeds: Sequence[float], most: int) -> list[tuple[int, ...]]:
   """The best divisions of each number of processors, those with common factors but once."""
-  found = {}
+  found: dict[tuple[int, ...], None] = {}
   for n in range(1, most + 1):
     shares = best_division(speeds, n)
     if math.gcd(*shares) == 1:
