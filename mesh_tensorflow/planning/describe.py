@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -90,6 +90,7 @@ class Report:
     title: name of the program.
     machine: the machine that it is timed for, or None.
     tokens: number of tokens per step, or None.
+    processors_of_devices: number of processors of each device; one by default.
 
   Attributes:
     title: name of the program.
@@ -102,7 +103,9 @@ class Report:
     variables: a `Placement` for each variable, those with the largest slices first.
     tensors: a `Placement` for each other tensor, in the order of the program.
     operations: an `OperationCost` for each operation, in the order of the program.
-    memory: an `evaluation.Memory`: bytes of one device.
+    memory: an `evaluation.Memory`: bytes of one device, or, where some have several, of one
+      processor.
+    processors_of_devices: number of processors of each device.
     machine: the `Machine`, or None.
     time: a `cost_model.StepTime`: the breakdown of the time of a step; None without a machine.
     tokens: number of tokens per step; None if not known.
@@ -117,9 +120,11 @@ class Report:
     title: str,
     machine: Machine | None = None,
     tokens: int | None = None,
+    processors_of_devices: Sequence[int] | None = None,
   ):
     impl = evaluation.mesh_impl
     self.title = title
+    self.processors_of_devices = list(processors_of_devices or [1] * impl.size)
     self.machine = machine
     self.tokens = tokens
     self.mesh_shape: Shape = impl.shape
@@ -233,7 +238,8 @@ class Report:
     return {
       "title": self.title,
       "mesh_shape": {m.name: m.size for m in self.mesh_shape},
-      "devices": self.mesh_shape.size,
+      "devices": len(self.processors_of_devices),
+      "processors_of_devices": self.processors_of_devices,
       "layout": [list(p) for p in self.layout.written],
       "shard_state": self.shard_state,
       "rules": [dataclasses.asdict(r) for r in self.rules],
@@ -479,7 +485,11 @@ def describe(
     () if mesh_impl is None else (mesh_impl.state_dims, mesh_impl.reshards_after_forward)
   )
   evaluator = Evaluator(*program.build())
-  report = Report(evaluator.evaluate(mesh_shape, layout, *sharding), program.title, machine, tokens)
+  evaluation = evaluator.evaluate(mesh_shape, layout, *sharding)
+  loads = None
+  if mesh_impl is not None and mesh_impl.size == evaluation.mesh_impl.size:
+    loads = mesh_impl.processors_of_devices
+  report = Report(evaluation, program.title, machine, tokens, loads)
   if measured is not None and measured.speeds and report.pipeline is None:
     shape = convert_to_shape(mesh_shape)
     report.find_shares = functools.partial(

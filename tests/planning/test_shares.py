@@ -213,6 +213,9 @@ def test_the_step_of_a_mesh_with_shares_is_the_one_that_was_predicted(cpu_device
     report = mtf.describe(step_of(impl), machine=made)
     assert report.seconds == pytest.approx(found.proposed.seconds)
     assert report.shares == found
+    assert report.processors_of_devices == [3, 1] == report.to_dict()["processors_of_devices"]
+    assert "step on mesh b:4 (4 processors on 2 devices, 3:1), layout batch:b" in str(report)
+    assert "Memory of one processor" in str(report) and report.to_dict()["devices"] == 2
   planned = mtf.MeshImpl("b:4", "batch:b", shares={"b": [3, 1]})
   assert mtf.describe(step_of(planned), machine=made).seconds == found.proposed.seconds
 
