@@ -240,11 +240,11 @@ class Backward:
       else:
         stored = self.given[x].stored
         parts = [t for part in next(of_variables) for t in part]
-        seen: set[int] = set()
-        for v, t in zip(stored.slices, parts):
+        ids = [id(v) for v in stored.slices]
+        for i, t in enumerate(parts):
           # Of a slice that several processors share, once: a tape would add them up.
-          found.append(None if id(v) in seen else tf.cast(t, stored.slice_dtype))
-          seen.add(id(v))
+          is_shared = i < len(ids) and ids[i] in ids[:i]
+          found.append(None if is_shared else tf.cast(t, stored.slice_dtype))
     return found
 
   def _gradients(
