@@ -56,8 +56,11 @@ _TOPOLOGY = "switch"
 _MOST_BYTES = 2**24
 # Fraction of the time of a call; smaller differences between calls are noise.
 _LEAST_PART = 0.02
-# Devices that reach so much of the fastest are taken for equally fast; and links, which vary more.
-_ALIKE, _ALIKE_LINKS = 0.85, 0.5
+# Devices that reach so much of the fastest are taken for equally fast. Those of one host are the
+# same cores, of which other processes may have some; and links vary more.
+_ALIKE, _ALIKE_ON_HOST, _ALIKE_LINKS = 0.85, 0.5, 0.5
+# Side of the matrices by which devices are compared, at most.
+_SIDE = 512
 # Exchanges inside a worker are measured, too, so it needs two devices at least.
 _FEWEST = 2
 
@@ -111,7 +114,8 @@ def measure(
   if memory is None:
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
   speeds = device_speeds(devices, sizes)
-  fast = [d for d, s in zip(devices, speeds) if s >= _ALIKE]
+  alike = _ALIKE_ON_HOST if shared else _ALIKE
+  fast = [d for d, s in zip(devices, speeds) if s >= alike]
   timed = [devices[speeds.index(1.0)]]
   if shared:
     # Devices that share a host are timed together: what all of them do in a second. In place of
@@ -243,13 +247,19 @@ def _part_of_all(devices: Sequence[str], sizes: Sizes) -> float:
 
 def _least_seconds(groups: Sequence[Sequence[str]], sizes: Sizes) -> list[float]:
   """For each group of devices the least time of products on all of them."""
-  n = sorted(sizes.products)[-min(2, len(sizes.products))]
+  n = max((n for n in sizes.products if n <= _SIDE), default=min(sizes.products))
   calls = [_products(group, n, "float32")[0] for group in groups]
   for call in calls:
     float(call())
-  # By turns; the least counts, as what else the machine does only adds to it.
-  turns = [[_seconds(call) for call in calls] for _ in range(max(5, sizes.repeats))]
-  return [min(of_one) for of_one in zip(*turns)]
+  # By turns; the least counts, as what else the machine does only adds to it. Where they differ,
+  # once more: that may have been all of the time of one.
+  least = [math.inf] * len(calls)
+  for _ in range(3):
+    for _ in range(max(5, sizes.repeats)):
+      least = [min(t, _seconds(call)) for t, call in zip(least, calls)]
+    if min(least) >= _ALIKE * max(least):
+      break
+  return least
 
 
 def _unequal_links(devices: Sequence[str], sizes: Sizes, shared: bool) -> tuple[Speed, ...]:
