@@ -80,6 +80,14 @@ def _are_device_names(x: object) -> bool:
   return x is None or (isinstance(x, (list, tuple)) and all(isinstance(d, str) for d in x))
 
 
+def _are_shares(x: object) -> bool:
+  return x is None or (
+    isinstance(x, Mapping)
+    and all(isinstance(name, str) for name in x)
+    and all(isinstance(n, (list, tuple)) and n and all(map(COUNT.is_legal, n)) for n in x.values())
+  )
+
+
 _CHECKPOINT_STEP = Rule(
   "a step, a list of steps, -1 (the newest), 'best', 'all', 'new' (each as it appears) or None",
   _is_checkpoint_step,
@@ -209,6 +217,17 @@ class RunSettings(TrainerSettings):
     "names of devices; see `mesh_setup.make_mesh_impl`.",
     None,
     Rule("a list of names of devices, or None", _are_device_names),
+  )
+  device_shares: Any = setting(
+    "for devices of unequal speed, how many processors of a mesh dimension each one gets: "
+    "{'batch': [3, 1]} of the mesh 'batch:4' are three for the first device, and one for the "
+    "second. None: each processor has a device of its own. See docs/layouts.md.",
+    None,
+    Rule(
+      "a dict from mesh dimensions to lists of whole numbers of at least 1, such as "
+      "{'batch': [3, 1]}, or None",
+      _are_shares,
+    ),
   )
   layout_rules: Any = setting(
     'layout rules; "auto" likewise.',

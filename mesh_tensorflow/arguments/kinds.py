@@ -106,6 +106,8 @@ def plural(words: str) -> str:
   first, *rest = words.split(" ", 1)
   if first not in ("a", "an") or not rest:
     return words
+  if rest[0].startswith("list of "):
+    return f"lists of {rest[0].removeprefix('list of ')}"
   noun, *more = rest[0].split(" or ", 1)
   noun += "e" if noun.endswith(("h", "s")) else ""
   return " or ".join([f"{noun}s", *(plural(m) for m in more)])

@@ -409,7 +409,7 @@ def _read(
       continue
     # The replicas of a slice share one read.
     by_begin: dict[tuple[int, ...], list[tf.Variable]] = {}
-    for begin, v in zip(stored.begins, stored.slices):
+    for begin, v in stored.placed_slices:
       if stored.has_values(begin):
         by_begin.setdefault(begin, []).append(v)
     for begin, variables in by_begin.items():

@@ -11,6 +11,7 @@ all processors. What follows from these is in `mesh_impl`.
 
 from __future__ import annotations
 
+import collections
 import contextlib
 import copy
 import logging
@@ -25,6 +26,7 @@ from mesh_tensorflow.meshes.laid_out import LaidOut
 from mesh_tensorflow.meshes.layout import LayoutLike, MeshLayout
 from mesh_tensorflow.meshes.remade_stores import Life
 from mesh_tensorflow.meshes.schedules import check_schedule
+from mesh_tensorflow.meshes.shares import SharesLike, assign_processors, device_grid
 from mesh_tensorflow.meshes.store import StoredVariable, VariableStore
 from mesh_tensorflow.numerics import compact, padding, random_bits
 from mesh_tensorflow.program.dimensions import Shape, ShapeLike
@@ -42,6 +44,10 @@ class MeshContract(MeshLayout):
     shape: mesh shape; a `Shape`, a list of dimensions, or "rows:2,cols:4".
     layout_rules: `LayoutRules`, or what `convert_to_layout_rules` takes.
     variable_store: where variables live; a new `VariableStore` by default.
+    shares: how many processors each device gets; see `shares.assign_processors`.
+
+  Raises:
+    MeshShapeError: the shares do not suit the mesh.
   """
 
   # Programs of the TF1 library make laid-out tensors by mesh_impl.LaidOutTensor(slices).
@@ -53,8 +59,14 @@ class MeshContract(MeshLayout):
     layout_rules: LayoutLike,
     *,
     variable_store: VariableStore | None = None,
+    shares: SharesLike | None = None,
   ):
     super().__init__(shape, layout_rules)
+    # Of a mesh without devices. One with devices names them.
+    self._processor_devices = list(range(self.size))
+    if shares is not None:
+      count = device_grid(self.shape, shares).size
+      self._processor_devices = assign_processors(self.shape, range(count), shares)
     if variable_store is None:
       variable_store = VariableStore()
       variable_store.life = Life(self, variable_store)
@@ -114,6 +126,15 @@ class MeshContract(MeshLayout):
     return type(self).processor_device is not MeshContract.processor_device
 
   @property
+  def processors_of_devices(self) -> list[int]:
+    """Number of processors of each device, in the order of their first processors."""
+    names: list[Any] = self._processor_devices
+    if self.has_devices:
+      # The default device stands for any.
+      names = [self.processor_device(p) or p for p in range(self.size)]
+    return list(collections.Counter(names).values())
+
+  @property
   def local_processors(self) -> Sequence[int]:
     """Numbers of the processors of this process."""
     raise NotImplementedError
@@ -153,14 +174,23 @@ class MeshContract(MeshLayout):
   ) -> tuple[tf.Variable, ...]:
     """Makes the slices of a variable, each on its device.
 
+    Processors of one device with the same slice share it if one program runs for all of them. (If
+    each runs a program of its own, each assigns to a slice of its own.)
+
     Args:
       name: what the names of the slices begin with.
       begins: for each processor of this process the offset of its slice.
       value: the initial value of the slice at an offset.
       trainable: whether the variable is trained.
     """
-    made, values = [], {}
+    made: list[tf.Variable] = []
+    values: dict[tuple[int, ...], tf.Tensor] = {}
+    shared: dict[Any, tf.Variable] = {}
     for pnum, begin in zip(self.local_processors, begins):
+      key = (self.processor_device(pnum), begin)
+      if key in shared and self.lowerings_per_run == 1:
+        made.append(shared[key])
+        continue
       with tf.device(self.processor_device(pnum)):
         if begin not in values:
           values[begin] = value(begin)
@@ -173,6 +203,7 @@ class MeshContract(MeshLayout):
             experimental_enable_variable_lifting=False,
           )
         )
+      shared[key] = made[-1]
     return tuple(made)
 
   # ------------------------------------------------------------- the contract
@@ -188,6 +219,18 @@ class MeshContract(MeshLayout):
       A `LaidOutTensor`, or a tuple of them if `fn` returns a tuple.
     """
     raise NotImplementedError
+
+  def slicewise_update(self, fn: Callable[..., object], variables: LaidOut, *inputs: Any) -> Any:
+    """`slicewise` of a function that changes its first argument, a tf.Variable.
+
+    Called once for a variable that several processors share; they would all do the same.
+
+    Args:
+      fn: takes a tf.Variable, and slices as of `slicewise`.
+      variables: the tf.Variables of the program, laid out.
+      *inputs: as of `slicewise`.
+    """
+    return self.slicewise(fn, variables, *inputs)
 
   def laid_out_pnum(self) -> laid_out.LaidOutTensor:
     """The processor number: an int32 scalar per processor (Python ints if static)."""
@@ -465,7 +508,7 @@ class LaidOutVariable:
       results.append(assign_fn(self._variable, v, value))
       return value
 
-    self._mesh_impl.slicewise(run, self._mesh_impl.LaidOutTensor(self.slices), values)
+    self._mesh_impl.slicewise_update(run, self._mesh_impl.LaidOutTensor(self.slices), values)
     return results
 
   def update(self, fn: Callable[..., object], *values: Any) -> None:
@@ -486,7 +529,8 @@ class LaidOutVariable:
   def update_to(self, fn: Callable[..., object], *values: Any) -> Any:
     """As `update`; returns what the function returned, laid out as the slices are."""
     self._is_changed()
-    return self._mesh_impl.slicewise(fn, self._mesh_impl.LaidOutTensor(self.slices), *values)
+    variables = self._mesh_impl.LaidOutTensor(self.slices)
+    return self._mesh_impl.slicewise_update(fn, variables, *values)
 
   def _is_changed(self) -> None:
     life = self._mesh_impl.variable_store.life

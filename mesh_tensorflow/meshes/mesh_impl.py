@@ -41,6 +41,8 @@ class MeshImpl(MeshContract):
     shape: mesh shape; a `Shape`, a list of dimensions, or "rows:2,cols:4".
     layout_rules: `LayoutRules`, or what `convert_to_layout_rules` takes.
     variable_store: where variables live; a new `VariableStore` by default.
+    shares: of a mesh that is only planned, how many processors each device gets; see
+      `PlacementMeshImpl`.
   """
 
   def laid_out_pcoord(self, mesh_axis: int) -> laid_out.LaidOutTensor:

@@ -164,7 +164,8 @@ class StoredVariable:
     trainable: whether it is trained.
     layout: which mesh axis splits which axis.
     mesh_shape: the mesh.
-    slices: one tf.Variable for each processor of this process.
+    slices: one tf.Variable for each processor of this process; on a placement mesh that of several
+      if they are of one device and have the same slice.
     begins: the offset of each slice in the whole variable; of a slice that is padding alone it is
       at the end, or behind it.
     slice_shape: sizes of a slice, padding included.
@@ -210,6 +211,16 @@ class StoredVariable:
       if self.has_values(begin):
         seen.setdefault(begin, v)
     return list(seen.items())
+
+  @property
+  def placed_slices(self) -> list[tuple[tuple[int, ...], tf.Variable]]:
+    """(offset, slice) of each tf.Variable: one that several processors share counts once."""
+    return list({id(v): (begin, v) for begin, v in zip(self.begins, self.slices)}.values())
+
+  @property
+  def different_slices(self) -> tuple[tf.Variable, ...]:
+    """The tf.Variables of `placed_slices`."""
+    return tuple(v for _, v in self.placed_slices)
 
   def owned(self, worker: int = 0) -> list[tuple[tuple[int, ...], tf.Variable]]:
     """(offset, slice) of the slices that this process writes when all workers write together.
@@ -303,7 +314,7 @@ class StoredVariable:
       raise VariableError(
         f"variable {self.name} has shape {self.shape}, the new value has {value.shape}"
       )
-    for begin, v in zip(self.begins, self.slices):
+    for begin, v in self.placed_slices:
       # Not for scalars: tf.slice takes an empty list for one of floats.
       part = value
       if begin:
@@ -384,7 +395,7 @@ class VariableStore(tf.Module):  # type: ignore[misc]  # TensorFlow says nothing
       names: full names; those of none are no matter.
     """
     self._stored = {n: v for n, v in self._stored.items() if n not in names}
-    self._slices = {n: v.slices for n, v in self._stored.items()}
+    self._slices = {n: v.different_slices for n, v in self._stored.items()}
 
   @_one_thread_at_a_time
   def get(
@@ -453,7 +464,7 @@ class VariableStore(tf.Module):  # type: ignore[misc]  # TensorFlow says nothing
       processors=tuple(mesh_impl.local_processors),
       shares=_shares(mesh_impl, shape),
     )
-    self._slices[name] = tuple(stored.slices)
+    self._slices[name] = stored.different_slices
     self._stored[name] = stored
     if self.life is not None:
       self.life.made(stored, mesh_impl.lowerings_per_run)

@@ -11,10 +11,22 @@ there; a `Machine` makes seconds of it; `auto_layout` evaluates many. From below
     evaluation    a layout of a program, as the sum of its pieces: costs and memory
     program       what is planned: a graph or a function, and the machine of its mesh
     text, pictures, describe   the report
+    shares                     shares for devices of unequal speed, beside the equal split
     search, auto_layout        the best layouts, by branch and bound
     measure       `python -m mesh_tensorflow.planning.measure`: this machine, as a file
 """
 
 from mesh_tensorflow.planning.machine import Device, Link, Machine, Speed, Workers, shipped_machines
+from mesh_tensorflow.planning.shares import SharesChoice, best_shares, propose_shares
 
-__all__ = ["Device", "Link", "Machine", "Speed", "Workers", "shipped_machines"]
+__all__ = [
+  "Device",
+  "Link",
+  "Machine",
+  "SharesChoice",
+  "Speed",
+  "Workers",
+  "best_shares",
+  "propose_shares",
+  "shipped_machines",
+]

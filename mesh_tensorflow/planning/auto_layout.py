@@ -15,7 +15,7 @@ from mesh_tensorflow.meshes.layout import LayoutLike, LayoutRules, convert_to_la
 from mesh_tensorflow.planning.evaluation import Evaluator, bytes_of_variable
 from mesh_tensorflow.planning.machine import Machine, convert_to_machine
 from mesh_tensorflow.planning.pieces import Pieces
-from mesh_tensorflow.planning.program import Program, machine_of
+from mesh_tensorflow.planning.program import Program, loaded_machine, machine_of
 from mesh_tensorflow.planning.search import Best, Found, Sharding, Task
 from mesh_tensorflow.planning.text import WIDTH, format_bytes, format_seconds, table
 from mesh_tensorflow.program.dimensions import Shape, ShapeLike, convert_to_shape
@@ -190,7 +190,7 @@ def auto_layout(
   shape = None if mesh_shape is None else convert_to_shape(mesh_shape)
   size = devices if shape is None else int(shape.size)
   assert size is not None
-  chosen = machine_of(chosen, what.mesh_impl, size)
+  chosen = loaded_machine(machine_of(chosen, what.mesh_impl, size), what.mesh_impl, size)
   if memory_limit is None:
     memory_limit = chosen.memory_of_each(size)
   programs = {"": what, **_programs(choices)}

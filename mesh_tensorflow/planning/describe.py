@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Collection
+import functools
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 import tensorflow as tf
 
 from mesh_settings import hints
 from mesh_tensorflow.arguments.checking import checked
-from mesh_tensorflow.errors import ArgumentError, GraphError
+from mesh_tensorflow.errors import ArgumentError, ConfigError, GraphError, LayoutError
 from mesh_tensorflow.meshes.layout import LayoutLike
 from mesh_tensorflow.meshes.mesh_impl import MeshImpl
 from mesh_tensorflow.operations.variables import Variable
@@ -21,7 +22,8 @@ from mesh_tensorflow.planning.lowering import OperationCost
 from mesh_tensorflow.planning.machine import Machine, convert_to_machine
 from mesh_tensorflow.planning.pictures import draw_layout, draw_time
 from mesh_tensorflow.planning.pipeline import plan_pipeline
-from mesh_tensorflow.planning.program import Program, machine_of
+from mesh_tensorflow.planning.program import Program, loaded_machine, machine_of
+from mesh_tensorflow.planning.shares import SharesChoice, chosen_shares
 from mesh_tensorflow.program.dimensions import Shape, ShapeLike, convert_to_shape
 from mesh_tensorflow.program.graph import Graph, Tensor
 from mesh_tensorflow.running.function import Function, attach_planner
@@ -88,6 +90,7 @@ class Report:
     title: name of the program.
     machine: the machine that it is timed for, or None.
     tokens: number of tokens per step, or None.
+    processors_of_devices: number of processors of each device; one by default.
 
   Attributes:
     title: name of the program.
@@ -100,10 +103,13 @@ class Report:
     variables: a `Placement` for each variable, those with the largest slices first.
     tensors: a `Placement` for each other tensor, in the order of the program.
     operations: an `OperationCost` for each operation, in the order of the program.
-    memory: an `evaluation.Memory`: bytes of one device.
+    memory: an `evaluation.Memory`: bytes of one device, or, where some have several, of one
+      processor.
+    processors_of_devices: number of processors of each device.
     machine: the `Machine`, or None.
     time: a `cost_model.StepTime`: the breakdown of the time of a step; None without a machine.
     tokens: number of tokens per step; None if not known.
+    find_shares: finds `shares`; None if the machine says nothing of single devices.
     pipeline: a `pipeline.PipelinePlan`: its stages, bubble and schedule; None if there is none. All
       else is then for one device that does the work of all stages, one after the other.
   """
@@ -114,9 +120,11 @@ class Report:
     title: str,
     machine: Machine | None = None,
     tokens: int | None = None,
+    processors_of_devices: Sequence[int] | None = None,
   ):
     impl = evaluation.mesh_impl
     self.title = title
+    self.processors_of_devices = list(processors_of_devices or [1] * impl.size)
     self.machine = machine
     self.tokens = tokens
     self.mesh_shape: Shape = impl.shape
@@ -142,6 +150,7 @@ class Report:
       key=lambda v: -v.bytes_per_device,
     )
     self.time: StepTime | None = None if machine is None else self.timed(machine)
+    self.find_shares: Callable[[], SharesChoice] | None = None
     self.pipeline = plan_pipeline(evaluation.graph, impl, evaluation.costs, machine)
     names = evaluation.dimension_names
     self.rules = [self._match(t, m, names) for t, m in self.layout.pairs]
@@ -157,6 +166,14 @@ class Report:
       machine: any machine, not only that of the report.
     """
     return self._evaluation.time(machine)
+
+  @functools.cached_property
+  def shares(self) -> SharesChoice | None:
+    """Shares for devices of unequal speed, beside the equal split; None if there is no choice."""
+    try:
+      return None if self.find_shares is None else self.find_shares()
+    except (ConfigError, LayoutError):  # The devices make no other mesh, or the layout suits none.
+      return None
 
   @property
   def replicated_tensors(self) -> list[Placement]:
@@ -221,7 +238,8 @@ class Report:
     return {
       "title": self.title,
       "mesh_shape": {m.name: m.size for m in self.mesh_shape},
-      "devices": self.mesh_shape.size,
+      "devices": len(self.processors_of_devices),
+      "processors_of_devices": self.processors_of_devices,
       "layout": [list(p) for p in self.layout.written],
       "shard_state": self.shard_state,
       "rules": [dataclasses.asdict(r) for r in self.rules],
@@ -236,6 +254,7 @@ class Report:
       },
       "seconds": self.seconds,
       "pipeline": None if self.pipeline is None else self.pipeline.to_dict(),
+      "shares": None if self.shares is None else self.shares.to_dict(),
       "time": self._time_dict(),
       "flops_per_device": self.flops_per_device,
       "flops_needed": self.flops_needed,
@@ -452,8 +471,11 @@ def describe(
     missing = "layout" if layout is None else "mesh_shape"
     raise GraphError(f"describe of a graph needs a layout and a mesh_shape; {missing} is missing")
 
+  measured = None
   if machine is not None:
-    machine = machine_of(machine, mesh_impl, convert_to_shape(mesh_shape).size)
+    size = convert_to_shape(mesh_shape).size
+    measured = machine_of(machine, mesh_impl, size)
+    machine = loaded_machine(measured, mesh_impl, size)
   if tokens is not None and tokens < 1:
     raise ArgumentError(
       f"describe: tokens must be at least 1, got {tokens!r}; leave it out where a step takes none"
@@ -462,8 +484,18 @@ def describe(
   sharding: Any = (
     () if mesh_impl is None else (mesh_impl.state_dims, mesh_impl.reshards_after_forward)
   )
-  evaluation = Evaluator(*program.build()).evaluate(mesh_shape, layout, *sharding)
-  return Report(evaluation, program.title, machine, tokens)
+  evaluator = Evaluator(*program.build())
+  evaluation = evaluator.evaluate(mesh_shape, layout, *sharding)
+  loads = None
+  if mesh_impl is not None and mesh_impl.size == evaluation.mesh_impl.size:
+    loads = mesh_impl.processors_of_devices
+  report = Report(evaluation, program.title, machine, tokens, loads)
+  if measured is not None and measured.speeds and report.pipeline is None:
+    shape = convert_to_shape(mesh_shape)
+    report.find_shares = functools.partial(
+      chosen_shares, evaluator, measured, shape, layout, sharding
+    )
+  return report
 
 
 def _placement_dict(p: Placement) -> dict[str, Any]:

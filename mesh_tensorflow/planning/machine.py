@@ -215,6 +215,10 @@ class Machine:
     sources: by field where its figure comes from.
     workers: what connects worker processes; None: nobody has measured it.
     spread: whether the figures are those of given workers, as `over_workers` makes them.
+    speeds: of devices that are not equally fast, the part of the figures of `device` that each
+      reaches alone: 1.0 for the fastest, unless they are `shared`. () of equal ones.
+    pairs: of links that are not equally fast, the speed of sums of each device and the next one;
+      the last is paired with the first. () of equal ones.
   """
 
   name: str
@@ -225,6 +229,8 @@ class Machine:
   sources: Mapping[str, str] = dataclasses.field(default_factory=dict)
   workers: Workers | None = None
   spread: bool = False
+  speeds: tuple[float, ...] = ()
+  pairs: tuple[Speed, ...] = ()
 
   @staticmethod
   def load(name: str) -> Machine:
@@ -282,7 +288,8 @@ class Machine:
     workers = _read_workers(read.part("workers")) if "workers" in read else None
     spread = read.boolean("spread", False)
     name = read.text("name")
-    return Machine(name, device, links, shared, variants, sources, workers, spread)
+    speeds, pairs = _read_speeds(read), _read_pairs(read)
+    return Machine(name, device, links, shared, variants, sources, workers, spread, speeds, pairs)
 
   def to_dict(self) -> dict[str, Any]:
     """The machine as a dict that JSON can hold."""
@@ -305,6 +312,10 @@ class Machine:
       fields["workers"] = {**dataclasses.asdict(self.workers), "link": link}
     if self.spread:
       fields["spread"] = True
+    if self.speeds:
+      fields["speeds"] = list(self.speeds)
+    if self.pairs:
+      fields["pairs"] = [dataclasses.asdict(p) for p in self.pairs]
     return fields
 
   def save(self, path: str) -> None:
@@ -392,6 +403,57 @@ class Machine:
       variants={},
       sources=sources,
       spread=True,
+    )
+
+  def with_loads(self, loads: Sequence[int]) -> Machine:
+    """The machine as processors see it of which some share a device, or have a slow one.
+
+    All processors do the same work and wait for each other. A device does that of its processors
+    one after the other, so the step takes the time of the device with the largest load for its
+    speed. Devices that share a host add up to the work of all processors anyway; there such a
+    device counts if it alone takes longer. Exchanges go at the speed of the slowest link; those of
+    processors of one device count as if they were sent, and what these compute alike (updates of
+    weights, say) as if each did: the prediction is an upper bound.
+
+    Args:
+      loads: number of processors of each device, of the first ones of `speeds`.
+
+    Returns:
+      The machine, with devices that are equally fast.
+
+    Raises:
+      ConfigError: there are more devices than `speeds`.
+    """
+    count = len(loads)
+    if self.speeds and count > len(self.speeds):
+      raise ConfigError(
+        f"machine {self.name!r} says how fast {len(self.speeds)} devices are, and the mesh has "
+        f"{count}: measure it with --devices={count}, or leave out its `speeds`"
+      )
+    speeds = self.speeds[:count] or (1.0,) * count
+    longest = max((n / speed for n, speed in zip(loads, speeds)), default=1.0)
+    if self.shared:
+      longest = max(1.0, longest / max(sum(loads), 1))
+    slower = 1.0
+    if self.pairs and 1 < count < len(self.pairs):
+      slowest = min(p.bandwidth for p in self.pairs)
+      slower = min(p.bandwidth for p in self.pairs[: count - 1]) / slowest
+    alike = dataclasses.replace(self, speeds=(), pairs=())
+    if longest == 1.0 and slower == 1.0:
+      return alike
+
+    def loaded(device: Device) -> Device:
+      memory = self.device.memory / (1 if self.shared else max(loads))
+      return dataclasses.replace(device.bundle(1 / longest), memory=memory)
+
+    def linked(links: Sequence[Link]) -> tuple[Link, ...]:
+      return tuple(link.bundle(slower) for link in links)
+
+    return dataclasses.replace(
+      alike,
+      device=loaded(self.device),
+      links=linked(self.links),
+      variants={name: (loaded(d), linked(found)) for name, (d, found) in self.variants.items()},
     )
 
   def memory_of_each(self, devices: int) -> float:
@@ -617,6 +679,32 @@ def _read_workers(read: _Fields) -> Workers:
   if link.devices is not None:
     raise part.wrong("devices", "null: it joins all workers")
   return Workers(link, read.whole("count", 2, 2), read.whole("hosts", 1, 1))
+
+
+def _read_speeds(read: _Fields) -> tuple[float, ...]:
+  """How fast each device is."""
+  if "speeds" not in read:
+    return ()
+  speeds = read.get("speeds")
+  listed = isinstance(speeds, list) and speeds
+  if not listed or not all(_is_number(s) and 0 < s <= 1 for s in speeds):
+    raise read.wrong("speeds", "a list of numbers above 0 and at most 1")
+  return tuple(map(float, speeds))
+
+
+def _is_number(x: object) -> bool:
+  return isinstance(x, (int, float)) and not isinstance(x, bool)
+
+
+def _read_pairs(read: _Fields) -> tuple[Speed, ...]:
+  """How fast the link from each device to the next one is."""
+  if "pairs" not in read:
+    return ()
+  found = []
+  for part in read.parts("pairs"):
+    part.check_names(Speed)
+    found.append(_read_speed(part))
+  return tuple(found)
 
 
 def _read_link(part: _Fields) -> Link:

@@ -4,8 +4,9 @@
     python -m mesh_tensorflow.planning.measure --out machine.json --devices 4 --workers 2
 
 Products by size and dtype, memory, launches, and sums over a mesh axis by size, under placement and
-SIMD; with several workers, which `--workers` starts or TF_CONFIG names, also what these exchange,
-by kind and size. On GPUs if there are as many, else on virtual CPU devices, which share the host.
+SIMD; how fast each device is alone, and each link from a device to the next one; with several
+workers, which `--workers` starts or TF_CONFIG names, also what these exchange, by kind and size. On
+GPUs if there are as many, else on virtual CPU devices, which share the host.
 The machine should have nothing else to do meanwhile.
 
 Latency and bandwidth are fitted to the cost model: the messages and the bytes of an exchange are
@@ -41,6 +42,7 @@ from mesh_tensorflow.meshes.simd.mesh_impl import SimdMeshImpl
 from mesh_tensorflow.planning.cost_model import messages
 from mesh_tensorflow.planning.machine import KINDS, Device, Link, Machine, Speed, Workers
 from mesh_tensorflow.planning.mesh_impl import PlanMeshImpl
+from mesh_tensorflow.planning.shares import best_shares, relative_time
 from mesh_tensorflow.program.dimensions import Dimension, Shape
 from mesh_tensorflow.program.graph import Operation, Tensor
 from mesh_tensorflow.running.function import TensorSpec, function
@@ -54,6 +56,11 @@ _TOPOLOGY = "switch"
 _MOST_BYTES = 2**24
 # Fraction of the time of a call; smaller differences between calls are noise.
 _LEAST_PART = 0.02
+# Devices that reach so much of the fastest are taken for equally fast. Those of one host are the
+# same cores, of which other processes may have some; and links vary more.
+_ALIKE, _ALIKE_ON_HOST, _ALIKE_LINKS = 0.85, 0.5, 0.5
+# Side of the matrices by which devices are compared, at most.
+_SIDE = 512
 # Exchanges inside a worker are measured, too, so it needs two devices at least.
 _FEWEST = 2
 
@@ -82,7 +89,10 @@ class Sizes:
 
 
 def measure(
-  devices: Sequence[str], sizes: Sizes | None = None, memory: float | None = None
+  devices: Sequence[str],
+  sizes: Sizes | None = None,
+  memory: float | None = None,
+  shared: bool | None = None,
 ) -> Machine:
   """Measures the devices and what lies between them.
 
@@ -91,6 +101,7 @@ def measure(
     sizes: sizes and repetitions of the measurements.
     memory: bytes of a device (of the host, if they are CPU devices); needed for GPUs, of which
       TensorFlow does not tell it.
+    shared: whether the devices share the cores of the host; by default CPU devices do.
 
   Raises:
     ConfigError: there are fewer than two devices, or `memory` is missing.
@@ -98,12 +109,20 @@ def measure(
   sizes = sizes or Sizes()
   if len(devices) < 2:
     raise ConfigError(f"measuring exchanges takes at least 2 devices, got {list(devices)}")
-  shared = not _on_gpus(devices)
+  shared = not _on_gpus(devices) if shared is None else shared
   _check_memory(devices, memory)
   if memory is None:
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-  # Devices that share a host are timed together: what all of them do in a second.
-  timed = list(devices) if shared else list(devices[:1])
+  speeds = device_speeds(devices, sizes)
+  alike = _ALIKE_ON_HOST if shared else _ALIKE
+  fast = [d for d, s in zip(devices, speeds) if s >= alike]
+  timed = [devices[speeds.index(1.0)]]
+  if shared:
+    # Devices that share a host are timed together: what all of them do in a second. In place of
+    # slow ones the others are timed twice.
+    timed = [fast[i % len(fast)] for i in range(len(devices))]
+    alone = _part_of_all(timed, sizes)
+    speeds = tuple(s * alone for s in speeds)
   rates = {d: _product_rates(d, timed, sizes) for d in _DTYPES}
   peaks = {dtype: max(found.values()) for dtype, found in rates.items()}
   with _as_written():
@@ -124,12 +143,14 @@ def measure(
     name: (_link(name, implementation, devices, sizes, shared),)
     for name, implementation in (("placement", PlacementMeshImpl), ("simd", SimdMeshImpl))
   }
-  kind = "CPU devices of this host" if shared else "GPUs of this host"
+  kind = "GPUs of this host" if _on_gpus(devices) else "CPU devices of this host"
   return Machine(
     name=f"{len(devices)} {kind}",
     device=device,
     links=links["placement"],
     shared=shared,
+    speeds=() if len(fast) == len(devices) else speeds,
+    pairs=_unequal_links(devices, sizes, shared),
     variants={name: (device, found) for name, found in links.items()},
     sources={
       "device": f"measured with TensorFlow {tf.__version__}",
@@ -174,22 +195,23 @@ def _on_each(
       arrays.append(tf.random.uniform(shape, maxval=2 / shape[-1], dtype=tf.float32))
   arrays = [tf.cast(a, dtype) for a in arrays]
 
+  impl = PlacementMeshImpl(Shape([Dimension("devices", len(devices))]), "", devices)
+
+  def on_one(array: tf.Tensor) -> tf.Tensor:
+    value = array
+    for _ in range(count):
+      value = step(value, array)
+    return tf.cast(tf.reduce_max(value), tf.float32)
+
   def run(*values: tf.Tensor) -> tf.Tensor:
-    results = []
-    for d, array in zip(devices, values):
-      value = array
-      with tf.device(d):
-        for _ in range(count):
-          value = step(value, array)
-        results.append(tf.cast(tf.reduce_max(value), tf.float32))
-    return tf.add_n(results)
+    return tf.add_n(impl.slicewise(on_one, LaidOutTensor(values)).tensor_list)
 
   compiled = tf.function(run, autograph=False, jit_compile=False)
   return lambda: compiled(*arrays)
 
 
-def _product_rates(dtype: str, devices: Sequence[str], sizes: Sizes) -> dict[float, float]:
-  """FLOP/s of all devices together, by the FLOPs of one product.
+def _products(devices: Sequence[str], n: int, dtype: str) -> tuple[Callable[[], Any], float, int]:
+  """A function that multiplies n x n matrices on each device; the FLOPs of a product; how many.
 
   A product, and its gradients in both factors: these read one of theirs by columns.
   """
@@ -197,11 +219,80 @@ def _product_rates(dtype: str, devices: Sequence[str], sizes: Sizes) -> dict[flo
   def step(x: tf.Tensor, y: tf.Tensor) -> tf.Tensor:
     return tf.matmul(y, tf.matmul(tf.matmul(x, y), y, transpose_b=True), transpose_a=True)
 
+  flops = 2.0 * n**3
+  count = max(1, min(20, int(2e8 / flops)))
+  return _on_each(devices, [n, n], dtype, step, count), flops, count
+
+
+def device_speeds(devices: Sequence[str], sizes: Sizes | None = None) -> tuple[float, ...]:
+  """Speeds of devices, each measured alone: those of products.
+
+  Args:
+    devices: names of devices.
+    sizes: sizes and repetitions of the measurements.
+
+  Returns:
+    For each device the part of the fastest one's speed.
+  """
+  sizes = sizes or Sizes()
+  least = _least_seconds([[d] for d in devices], sizes)
+  return tuple(min(least) / t for t in least)
+
+
+def _part_of_all(devices: Sequence[str], sizes: Sizes) -> float:
+  """The part that the first device does alone of what all do together in the same time."""
+  alone, together = _least_seconds([devices[:1], devices], sizes)
+  return min(1.0, together / (len(devices) * alone))
+
+
+def _least_seconds(groups: Sequence[Sequence[str]], sizes: Sizes) -> list[float]:
+  """For each group of devices the least time of products on all of them."""
+  n = max((n for n in sizes.products if n <= _SIDE), default=min(sizes.products))
+  calls = [_products(group, n, "float32")[0] for group in groups]
+  for call in calls:
+    float(call())
+  # By turns; the least counts, as what else the machine does only adds to it. Where they differ,
+  # once more: that may have been all of the time of one.
+  least = [math.inf] * len(calls)
+  for _ in range(3):
+    for _ in range(max(5, sizes.repeats)):
+      least = [min(t, _seconds(call)) for t, call in zip(least, calls)]
+    if min(least) >= _ALIKE * max(least):
+      break
+  return least
+
+
+def _unequal_links(devices: Sequence[str], sizes: Sizes, shared: bool) -> tuple[Speed, ...]:
+  """Speeds of the links from each device to the next one, measured one by one; () of equal ones."""
+  if len(devices) < 3:
+    return ()
+  found = link_speeds(devices, sizes, shared)
+  slowest = min(s.bandwidth for s in found)
+  alike = slowest >= _ALIKE_LINKS * statistics.median(s.bandwidth for s in found)
+  return () if alike else found
+
+
+def link_speeds(devices: Sequence[str], sizes: Sizes, shared: bool) -> tuple[Speed, ...]:
+  """Speeds of sums over two devices: each and the next one, the last and the first.
+
+  Args:
+    devices: names of devices.
+    sizes: sizes and repetitions of the measurements.
+    shared: whether they share a host.
+  """
+  axis = Shape([Dimension("axis", 2)])
+  found = []
+  for pair in zip(devices, [*devices[1:], devices[0]]):
+    impl = PlacementMeshImpl(axis, "", pair)
+    found.append(_speed("allreduce", impl, sizes, 1 if shared else None))
+  return tuple(found)
+
+
+def _product_rates(dtype: str, devices: Sequence[str], sizes: Sizes) -> dict[float, float]:
+  """FLOP/s of all devices together, by the FLOPs of one product."""
   rates = {}
   for n in sizes.products:
-    flops = 2.0 * n**3
-    count = max(1, min(20, int(2e8 / flops)))
-    run = _on_each(devices, [n, n], dtype, step, count)
+    run, flops, count = _products(devices, n, dtype)
     rates[flops] = 3 * flops * count * len(devices) / median_seconds(run, sizes.repeats)
   return rates
 
@@ -515,6 +606,7 @@ def report(machine: Machine) -> str:
       lines.append(
         f"  exchange {name:<10} {link.bandwidth / 1e9:10.2f} GB/s, {link.latency * 1e6:.1f} us"
       )
+  lines += _report_of_devices(machine)
   if machine.workers is not None:
     where = "one host" if machine.workers.hosts == 1 else f"{machine.workers.hosts} hosts"
     lines.append(f"  exchange between {machine.workers.count} workers on {where}")
@@ -524,6 +616,30 @@ def report(machine: Machine) -> str:
         f"    {kind:<16} {speed.bandwidth / 1e9:11.3f} GB/s, {speed.latency * 1e6:.1f} us"
       )
   return "\n".join(lines)
+
+
+def _report_of_devices(machine: Machine) -> list[str]:
+  """Devices and links that are not equally fast, and the shares that such devices should have."""
+  lines = []
+  if machine.speeds:
+    lines.append("  devices one by one, of the fastest")
+    speeds = [s / max(machine.speeds) for s in machine.speeds]
+    lines += [f"    device {i:<9} {100 * s:10.1f} %" for i, s in enumerate(speeds)]
+    equal = (1,) * len(speeds)
+    shares = best_shares(speeds)
+    if shares != equal:
+      gain = relative_time(shares, speeds) / relative_time(equal, speeds)
+      lines.append(
+        f"  shares {':'.join(map(str, shares))} of a mesh dimension over them would take "
+        f"{gain:.2f} of the equal split's step"
+      )
+  if machine.pairs:
+    lines.append("  exchange of each device and the next")
+    lines += [
+      f"    device {i:<9} {p.bandwidth / 1e9:10.2f} GB/s, {p.latency * 1e6:.1f} us"
+      for i, p in enumerate(machine.pairs)
+    ]
+  return lines
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -103,6 +103,24 @@ def machine_of(machine: Machine, mesh_impl: MeshImpl | None, devices: int) -> Ma
   return machine.over_workers(cluster.size, devices, cluster.hosts)
 
 
+def loaded_machine(machine: Machine, mesh_impl: MeshImpl | None, devices: int) -> Machine:
+  """The machine as the processors of a mesh see it; see `Machine.with_loads`.
+
+  Args:
+    machine: the machine.
+    mesh_impl: of the program, or None.
+    devices: number of devices if there is no mesh, or one of another size; each has a processor.
+
+  Raises:
+    ConfigError: the machine says of fewer devices how fast they are.
+  """
+  if mesh_impl is None or mesh_impl.size != devices:
+    return machine.with_loads([1] * devices)
+  # The stages of a pipeline are taken to be as slow as the slowest.
+  stages = mesh_impl.stages.values() or [mesh_impl]
+  return machine.with_loads([n for stage in stages for n in stage.processors_of_devices])
+
+
 def _tokens(signature: Sequence[TensorSpec]) -> int | None:
   sizes = [
     int(spec.shape.size)

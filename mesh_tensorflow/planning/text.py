@@ -27,7 +27,10 @@ def report_text(report: Any, rows: int) -> str:
   layout = ", ".join(f"{t}:{m}" for t, m in report.layout.written) or "(no rules)"
   if report.shard_state:
     layout += f"; state in shards over {', '.join(report.shard_state)}"
-  devices = f"{report.mesh_shape.size} device{'' if report.mesh_shape.size == 1 else 's'}"
+  loads = report.processors_of_devices
+  devices = f"{len(loads)} device{'' if len(loads) == 1 else 's'}"
+  if max(loads) > 1:
+    devices = f"{sum(loads)} processors on {devices}, {':'.join(map(str, loads))}"
   parts = [
     textwrap.fill(
       f"{report.title} on mesh {mesh} ({devices}), layout {layout}",
@@ -37,6 +40,7 @@ def report_text(report: Any, rows: int) -> str:
     _rules(report),
     _pipeline(report),
     _time(report, rows),
+    "" if report.shares is None else str(report.shares),
     _memory(report, rows),
     _work(report, rows),
     _communication(report, rows),
@@ -235,7 +239,11 @@ def _memory(report: Any, rows: int) -> str:
     ["activations, at most", format_bytes(m.activations)],
     ["total", format_bytes(m.total)],
   ]
-  text = "Memory of one device\n" + "\n".join(f"  {n:<22}{b:>12}" for n, b in sums)
+  # What the processors of a device have alike they have once: it takes less than all of theirs.
+  several = max(report.processors_of_devices) > 1
+  text = f"Memory of one {'processor' if several else 'device'}\n" + "\n".join(
+    f"  {n:<22}{b:>12}" for n, b in sums
+  )
   if m.largest:
     text += f"\n  The peak is at {_shorten(m.peak_operation, 60)}; the largest then:\n"
     lines = [

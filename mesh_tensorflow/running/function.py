@@ -402,7 +402,7 @@ class Function(tf.Module):  # type: ignore[misc]  # TensorFlow says nothing of i
     self._traced = True
     stored = [*run.stored.values(), *([] if run.counter is None else [run.counter])]
     self.stored_variables.update({v.name: v for v in stored})
-    self._slices.update({v.name: tuple(v.slices) for v in stored})
+    self._slices.update({v.name: v.different_slices for v in stored})
     if self.input_signature is None:
       self._export(self._specs(values))
     floating = [i for i, y in enumerate(run.flat) if is_differentiable(y)]

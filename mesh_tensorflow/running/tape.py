@@ -238,8 +238,13 @@ class Backward:
       elif g is None:
         found += [None] * len(self.given[x].slices)
       else:
-        dtype = self.given[x].stored.slice_dtype
-        found += [tf.cast(t, dtype) for part in next(of_variables) for t in part]
+        stored = self.given[x].stored
+        parts = [t for part in next(of_variables) for t in part]
+        ids = [id(v) for v in stored.slices]
+        for i, t in enumerate(parts):
+          # Of a slice that several processors share, once: a tape would add them up.
+          is_shared = i < len(ids) and ids[i] in ids[:i]
+          found.append(None if is_shared else tf.cast(t, stored.slice_dtype))
     return found
 
   def _gradients(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import pathlib
 import resource
 import sys
@@ -16,6 +17,7 @@ from mesh_tensorflow.arguments.declared import affects
 from mesh_tensorflow.errors import OutOfMemoryError
 from mesh_tensorflow.meshes import memory
 from mesh_tensorflow.meshes.mesh_impl import MeshImpl
+from mesh_tensorflow.operations.variables import Variable
 from mesh_tensorflow.planning.describe import describe
 from mesh_tensorflow.program.graph import Graph
 from mesh_tensorflow.running.function import Function
@@ -80,6 +82,7 @@ class MemoryCheck:
     self._impl = mesh_impl
     self._refuse = refuse
     self._done = False
+    self._variables = 0
 
   def look(self, graph: Graph) -> None:
     """Computes an upper bound of a graph's memory.
@@ -98,8 +101,8 @@ class MemoryCheck:
     size = sum(
       impl.slice_size(x.shape) * x.dtype.size for op in graph.operations for x in op.outputs
     )
-    size += sum(impl.slice_size(v.shape) * v.dtype.slice_dtype.size for v in graph.all_variables)
-    if size * self._processors() > _WARNED * available:
+    self._variables = sum(self._bytes_of(v) for v in graph.all_variables)
+    if size * self._processors() + self._variables > _WARNED * available:
       # Aborts tracing: the plan is made outside of it; see `trace`.
       raise MayNotFitError
 
@@ -124,7 +127,8 @@ class MemoryCheck:
   def _judge(self, needed: Any) -> None:
     """Raises or warns for what one processor needs, a `costs.Memory`."""
     available, count = self._available(), self._processors()
-    total, variables = needed.total * count, needed.variables * count
+    variables = min(needed.variables * count, self._variables)
+    total = (needed.total - needed.variables) * count + variables
     if available is None or total <= _WARNED * available:
       return
     text = (
@@ -142,6 +146,17 @@ class MemoryCheck:
       )
     _LOG.warning("%s: the system may end this process (exit code 137)", text)
 
+  def _bytes_of(self, variable: Variable) -> int:
+    """Bytes of a variable in this process; a slice that processors share counts once."""
+    impl = variable.stored_impl(self._impl)
+    places = {
+      (self._impl.processor_device(p) or p, tuple(impl.slice_begin(variable.shape, p)))
+      if self._impl.lowerings_per_run == 1
+      else p
+      for p in self._impl.local_processors
+    }
+    return len(places) * int(impl.slice_size(variable.shape)) * int(variable.slice_dtype.size)
+
   def _processors(self) -> int:
     """Number of this process's mesh processors on CPU devices, which share the host's RAM."""
     devices = (self._impl.processor_device(p) or "CPU" for p in self._impl.local_processors)
@@ -154,6 +169,7 @@ class MemoryCheck:
       return None
     # Existing variables are counted in the need, and are no longer part of the free memory.
     there = sum(
-      self._impl.slice_size(v.shape) * v.slice_dtype.size for v in self._impl.variable_store
+      len(v.different_slices) * math.prod(v.slice_shape) * v.slice_dtype.size
+      for v in self._impl.variable_store
     )
-    return int(free + there * self._processors())
+    return int(free + there)

@@ -62,8 +62,8 @@ def averages_in_place(store: VariableStore) -> Iterator[None]:
       if optimize.averaged_name(name) not in store:
         continue
       # Slice by slice, each on its device.
-      averages = store[optimize.averaged_name(name)].slices
-      for weight, average in zip(store[name].slices, averages):
+      averages = store[optimize.averaged_name(name)].different_slices
+      for weight, average in zip(store[name].different_slices, averages):
         with tf.device(weight.device):
           weights.append((weight, tf.identity(weight)))
           weight.assign(tf.cast(average, weight.dtype))
@@ -230,7 +230,7 @@ class ModelState:
     self.say(f"averaged the weights of {len(paths)} checkpoints: steps {steps}")
 
   def _averaged_slices(self) -> list[Any]:
-    return [s for v in self.store for s in v.slices if s.dtype.is_floating]
+    return [s for v in self.store for s in v.different_slices if s.dtype.is_floating]
 
   def _added(self, sums: Sequence[Any], factor: float) -> list[Any]:
     """Sums of floating slices, in float32 at least, plus the present values times a factor."""

@@ -432,10 +432,22 @@ def draw_uneven_layouts(family: str, descriptors: Sequence[Descriptor], count: i
 
 
 def make_impl(kind: str, layout: Layout, devices: Sequence[str], store: Any = None) -> Any:
-  """A mesh implementation, "placement" or "simd", on the first of the devices."""
-  devices = list(devices[: layout.size])
+  """A mesh implementation, "placement" or "simd", on the first of the devices.
+
+  On about two thirds of the layouts some devices have several processors: by shares of the first
+  mesh dimension that has several, or as it comes.
+  """
+  devices, shares = list(devices[: layout.size]), None
+  turn = zlib.crc32(str(layout).encode()) % 3
+  if turn == 1:
+    devices = [devices[2 * p // 3] for p in range(layout.size)]
+  if turn == 2 and layout.size > 1:
+    axis = next(m for m in mtf.convert_to_shape(layout.mesh) if m.size > 1)
+    parts = [axis.size - 1, 1] if axis.size > 2 else [axis.size]
+    shares = {axis.name: parts}
+    devices = devices[: layout.size // axis.size * len(parts)]
   cls = mtf.simd_mesh_impl.SimdMeshImpl if kind == "simd" else mtf.PlacementMeshImpl
-  impl = cls(layout.mesh, layout.rules, devices, variable_store=store)
+  impl = cls(layout.mesh, layout.rules, devices, variable_store=store, shares=shares)
   sharded = mtf.convert_to_shape(layout.mesh).dimension_names if layout.shards else []
   return impl.with_sharded_state(sharded) if sharded else impl
 

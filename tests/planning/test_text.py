@@ -15,9 +15,9 @@ def test_the_table_of_the_peak_has_at_most_five_rows(rows, shown):
   memory = Memory(inputs=0)
   memory.peak_operation = "dense/einsum"
   memory.largest = [Held(f"{name}/out:0", 1024) for name in "abcdefgh"]
-  peak = text._memory(types.SimpleNamespace(memory=memory, pipeline=None), rows).split(
-    "The peak is at"
-  )[1]
+  peak = text._memory(
+    types.SimpleNamespace(memory=memory, pipeline=None, processors_of_devices=[1]), rows
+  ).split("The peak is at")[1]
   assert len([line for line in peak.splitlines() if "/out" in line]) == shown
   assert f"and {8 - shown} more" in peak
 
@@ -209,6 +209,7 @@ def test_where_the_predicted_time_goes(shared):
     utilisation=0.125,
     tokens_per_second=8e3,
     pipeline=None,
+    processors_of_devices=[1],
     seconds=time.seconds,
   )
   assert text._time(report, 5).splitlines() == [

@@ -73,6 +73,23 @@ def test_a_refusal_may_be_turned_off(plan, monkeypatch, caplog):
   assert "needs about" in caplog.text
 
 
+@pytest.mark.parametrize(("kind", "copies"), [(mtf.PlacementMeshImpl, 2), (mtf.SimdMeshImpl, 4)])
+def test_what_processors_of_a_device_share_counts_once(kind, copies, cpu_devices, monkeypatch):
+  monkeypatch.setattr(memory, "available_bytes", lambda: 1000)
+  impl = kind("x:4", "b:x", cpu_devices[:2], shares={"x": [3, 1]})
+
+  @mtf.function(impl, [mtf.TensorSpec([("b", 8), ("d", 4)])])
+  def step(x):
+    w = mtf.get_variable(x.mesh, "w", [x.shape.dims[1]])
+    return x * w + mtf.get_variable(x.mesh, "split", x.shape)
+
+  check = memory_check.MemoryCheck(impl)
+  graph, _, _ = step.build_graph()
+  assert [check._bytes_of(v) for v in graph.all_variables] == [copies * 4 * 4, 8 * 4 * 4]
+  step.create_variables()
+  assert check._available() == 1000 + copies * 4 * 4 + 8 * 4 * 4
+
+
 def test_programs_of_ones_own(cpu_devices):
   """TensorFlow waits ten seconds for memory before it gives up."""
   impl = mtf.PlacementMeshImpl("", "", devices=cpu_devices[:1])

@@ -95,7 +95,9 @@ def save(
 
   module = tf.Module()
   # Found by the saving, which keeps the variables of what it can reach.
-  module.model_variables = [v for stored in mesh_impl.variable_store for v in stored.slices]
+  module.model_variables = [
+    v for stored in mesh_impl.variable_store for v in stored.different_slices
+  ]
   module.serve = tf.function(serve, autograph=False)
   signature = module.serve.get_concrete_function(**{n: encoders[n].spec for n in names})
   return _write(folder, module, signature)

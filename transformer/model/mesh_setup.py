@@ -16,6 +16,7 @@ from mesh_tensorflow.environment import quiet
 from mesh_tensorflow.errors import ConfigError, MeshShapeError
 from mesh_tensorflow.meshes import layout_names
 from mesh_tensorflow.meshes.layout import LayoutLike
+from mesh_tensorflow.meshes.shares import SharesLike, device_grid
 from mesh_tensorflow.program.dimensions import ShapeLike
 from mesh_tensorflow.workers import agreement
 
@@ -45,16 +46,18 @@ def make_mesh_impl(
   reshard_after_forward: bool = True,
   pipeline_stages: int = 1,
   pipeline_schedule: str = "1f1b",
+  device_shares: SharesLike | None = None,
 ) -> mtf.MeshImpl:
   """Builds the mesh that a model runs on.
 
   Args:
     mesh_shape: mesh shape ("batch:2,model:2"); "" is one device.
     layout_rules: layout rules.
-    devices: device names, one per processor; by default GPUs if there are enough, else
-      virtual CPU devices, made as needed.
+    devices: device names, one per processor (with `device_shares` each device once); by default
+      GPUs if there are enough, else virtual CPU devices, made as needed.
     implementation: "placement" (one program for all devices), "simd" (one program per device),
-      or "auto": simd on several workers, placement for up to 8 CPU devices, simd otherwise.
+      or "auto": simd on several workers, placement for up to 8 CPU devices and with
+      `device_shares`, simd otherwise.
     seed: initial weights are a function of it.
     shard_state: mesh dimensions over which variables are stored in shards; see
       `MeshImpl.with_sharded_state`.
@@ -62,6 +65,8 @@ def make_mesh_impl(
     pipeline_stages: number of such meshes, each for some of the layers; the devices are those of
       all, stage after stage. See `MeshImpl.with_stages`.
     pipeline_schedule: likewise.
+    device_shares: for devices of unequal speed, how many processors each one gets, in each stage;
+      see `PlacementMeshImpl`.
 
   If TF_CONFIG names several workers, this one joins them (`workers.join`): TensorFlow must not have
   run anything before. The devices are those of all workers, the same number of each.
@@ -69,7 +74,7 @@ def make_mesh_impl(
   Raises:
     ConfigError: an unknown implementation; or one that cannot run on several workers.
     LayoutError: a layout rule, or `shard_state`, names a mesh dimension that does not exist.
-    MeshShapeError: there are too few devices.
+    MeshShapeError: there are too few devices, or `device_shares` do not suit the mesh.
   """
   mesh_shape = mtf.convert_to_shape(mesh_shape)
   layout_rules = mtf.convert_to_layout_rules(layout_rules)
@@ -79,8 +84,8 @@ def make_mesh_impl(
       f"mesh_implementation {implementation!r} is unknown; use one of "
       f"{', '.join(MESH_IMPLEMENTATIONS)}"
     )
+  count = number_of_devices(mesh_shape, pipeline_stages, device_shares)
   cluster = join_workers(mesh_shape, implementation)
-  count = mesh_shape.size * pipeline_stages
   if pipeline_stages > 1 and cluster.size > 1:
     raise ConfigError(
       f"run.pipeline_stages is {pipeline_stages}, but TF_CONFIG names {cluster.size} workers: a "
@@ -90,9 +95,12 @@ def make_mesh_impl(
     devices = list(devices)
     if len(devices) != count:
       of_stages = f", times {pipeline_stages} run.pipeline_stages" if pipeline_stages > 1 else ""
+      has = f"{mesh_shape.size} processors{of_stages}"
+      if device_shares is not None:
+        has += f", for {count} devices with run.device_shares"
       raise MeshShapeError(
         f"run.mesh_devices names {len(devices)} devices, run.mesh_shape "
-        f"{mesh_shape.to_string} has {mesh_shape.size} processors{of_stages}"
+        f"{mesh_shape.to_string} has {has}"
       )
     if cluster.size > 1 and not all("/job:" in d and "/task:" in d for d in devices):
       raise ConfigError(
@@ -104,12 +112,16 @@ def make_mesh_impl(
   on_cpu = all("GPU" not in d for d in devices)
   if implementation == "auto":
     alone = cluster.size == 1
-    implementation = "placement" if alone and on_cpu and count <= 8 else "simd"
+    one_program = alone and on_cpu and count <= 8 or device_shares is not None
+    implementation = "placement" if one_program else "simd"
   store = mtf.VariableStore(seed=seed)
   kind = mtf.PlacementMeshImpl if implementation == "placement" else mtf.SimdMeshImpl
+  each = count // pipeline_stages
   first, *others = [
-    kind(mesh_shape, layout_rules, devices[i : i + mesh_shape.size], variable_store=store)
-    for i in range(0, count, mesh_shape.size)
+    kind(
+      mesh_shape, layout_rules, devices[i : i + each], variable_store=store, shares=device_shares
+    )
+    for i in range(0, count, each)
   ]
   impl: mtf.MeshImpl = first.with_sharded_state(shard_state, reshard_after_forward)
   if not others:
@@ -118,6 +130,36 @@ def make_mesh_impl(
     [other.with_sharded_state(shard_state, reshard_after_forward) for other in others],
     pipeline_schedule,
   )
+
+
+def number_of_devices(
+  mesh_shape: mtf.Shape, pipeline_stages: int = 1, device_shares: SharesLike | None = None
+) -> int:
+  """Number of devices of a mesh and all its stages.
+
+  Args:
+    mesh_shape: of a stage.
+    pipeline_stages: number of stages.
+    device_shares: see `make_mesh_impl`.
+
+  Raises:
+    ConfigError: there are shares, and TF_CONFIG names several workers.
+    MeshShapeError: the shares do not suit the mesh.
+  """
+  if device_shares is None:
+    return int(mesh_shape.size) * pipeline_stages
+  check_one_process(device_shares)
+  return int(device_grid(mesh_shape, device_shares).size) * pipeline_stages
+
+
+def check_one_process(device_shares: SharesLike | None) -> None:
+  """Raises `ConfigError` if devices have shares, and TF_CONFIG names several workers."""
+  cluster = workers.cluster_from_environment()
+  if device_shares is not None and cluster.size > 1:
+    raise ConfigError(
+      f"run.device_shares is {device_shares}, but TF_CONFIG names {cluster.size} workers: devices "
+      "of unequal shares are of one process so far; leave one of them out"
+    )
 
 
 def join_workers(mesh_shape: mtf.Shape, implementation: str = "auto") -> workers.Cluster:

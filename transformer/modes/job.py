@@ -169,6 +169,7 @@ class Job(RunSettings):
       reshard_after_forward=self.reshard_after_forward,
       pipeline_stages=self.pipeline_stages,
       pipeline_schedule=self.pipeline_schedule,
+      device_shares=self.device_shares,
       precision=self.precision,
       settings=dataclasses.replace(part(TrainerSettings, self), seed=seeds.weights),
     )
@@ -184,7 +185,9 @@ class Job(RunSettings):
       return self.make_estimator()
     # When data is read, virtual devices cannot be made any more.
     if not self.mesh_devices:
-      mesh_setup.find_devices(self.mesh_shape.size * self.pipeline_stages)
+      mesh_setup.find_devices(
+        mesh_setup.number_of_devices(self.mesh_shape, self.pipeline_stages, self.device_shares)
+      )
     return lambda lengths: self.make_estimator(sequence_length=lengths)
 
 
@@ -200,6 +203,18 @@ def _mesh_and_layout(
 ) -> tuple[mtf.Shape, mtf.LayoutRules, RunSettings]:
   """Mesh shape and layout rules, searched for where they are "auto"; the settings with the rest."""
   operative.forget_found()
+  if settings.device_shares is not None:
+    if mesh_setup.is_auto(settings.mesh_shape):
+      raise ConfigError(
+        f"run.device_shares is {settings.device_shares}, and run.mesh_shape is 'auto': shares are "
+        "of a dimension of a mesh that is given, such as run.mesh_shape = 'batch:4'"
+      )
+    # Checks them, before anything is searched or read.
+    mesh_setup.number_of_devices(
+      mtf.convert_to_shape(settings.mesh_shape),
+      settings.pipeline_stages,
+      settings.device_shares,
+    )
   to_join = automatic_layout.mesh_to_join(
     settings.mesh_shape, settings.num_devices, settings.mesh_devices
   )

@@ -13,6 +13,7 @@ from mesh_settings.trainer import TrainerSettings
 from mesh_tensorflow.arguments.declared import COUNT, COUNT_OR_ZERO, affects, takes
 from mesh_tensorflow.errors import ConfigError
 from mesh_tensorflow.meshes.layout import LayoutLike
+from mesh_tensorflow.meshes.shares import SharesLike
 from mesh_tensorflow.meshes.tpu import mesh as tpu_mesh
 from mesh_tensorflow.program.dimensions import ShapeLike
 from mesh_tensorflow.training.loop import LearningRateLike
@@ -73,6 +74,7 @@ def tpu_estimator_model_fn(
   reshard_after_forward: bool = True,
   pipeline_stages: int = 1,
   pipeline_schedule: str = "1f1b",
+  device_shares: SharesLike | None = None,
   precision: str | None = None,
   settings: TrainerSettings | None = None,
   held_out: MakeDatasets | None = None,
@@ -118,13 +120,14 @@ def tpu_estimator_model_fn(
     reshard_after_forward: likewise.
     pipeline_stages: likewise.
     pipeline_schedule: likewise.
+    device_shares: likewise.
     precision: see `model_building.dtype_of_precision`.
     settings: those of the trainer which are no argument here.
     held_out: makes the data sets of evaluations during training; see `Trainer`.
     held_out_texts: returns those of them that may be decoded; see `Trainer`.
 
   Raises:
-    ConfigError: a TPU is asked for, and there is none, or for a pipeline.
+    ConfigError: a TPU is asked for, and there is none, or for a pipeline or with shares.
   """
   del autostack, tpu_summaries, weight_decay_checkpoint
   settings = settings or TrainerSettings()
@@ -142,6 +145,10 @@ def tpu_estimator_model_fn(
       raise ConfigError(
         f"run.pipeline_stages is {pipeline_stages}, but a TPU runs one program on all cores: leave"
         " it out, or split the layers' dimensions (run.layout_rules)"
+      )
+    if device_shares is not None:
+      raise ConfigError(
+        f"run.device_shares is {device_shares}, but all cores of a TPU are alike: leave it out"
       )
     mesh_shape = mtf.convert_to_shape(mesh_shape)
     layout_rules = mtf.convert_to_layout_rules(layout_rules)
@@ -165,6 +172,7 @@ def tpu_estimator_model_fn(
       reshard_after_forward,
       pipeline_stages,
       pipeline_schedule,
+      device_shares,
     )
   steps = ModelSteps(
     transformer_model,
@@ -246,8 +254,8 @@ def get_estimator(
     mesh_devices: names of devices; see `mesh_setup.make_mesh_impl`.
     score_in_predict_mode: True if `predict` scores given targets instead of generating outputs.
     **options: `mesh_implementation`, `shard_state`, `reshard_after_forward`, `pipeline_stages`,
-      `pipeline_schedule`, `precision`, `settings`, `held_out`, `held_out_texts`; see
-      `tpu_estimator_model_fn`.
+      `pipeline_schedule`, `device_shares`, `precision`, `settings`, `held_out`,
+      `held_out_texts`; see `tpu_estimator_model_fn`.
   """
   del tpu_job_name, cluster
   mesh_shape = mtf.convert_to_shape(mesh_shape)

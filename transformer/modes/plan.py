@@ -105,10 +105,12 @@ def run_plan(job: Job) -> mtf.Report:
     if choice
     else make.steps(job.mesh_shape, job.layout_rules)
   )
+  machine = automatic_layout.machine_of_plan(job.settings, steps)
   if job.pipeline_stages > 1:
     # The search knows meshes without stages only.
-    return print_plan(steps, job.optimizer, automatic_layout.machine_of_plan(job.settings, steps))
-  report = print_plan(steps, job.optimizer)
+    return print_plan(steps, job.optimizer, machine)
+  # Of devices that are not equally fast the report proposes shares.
+  report = print_plan(steps, job.optimizer, machine if machine.speeds else None)
   if not asked:
     print_best_layouts(job, report)
   return report

@@ -155,6 +155,9 @@ class StepMaker:
       **self._sizes,
     )
     settings = variant.applied(self._settings)
+    shares = settings.device_shares
+    if shares is not None and mesh_shape == mtf.convert_to_shape(settings.mesh_shape):
+      steps.mesh_impl = mtf.MeshImpl(mesh_shape, layout_rules, shares=shares)
     # A search goes over meshes that need not have these dimensions.
     names = names_of_dimensions(settings.shard_state)
     steps.mesh_impl = steps.mesh_impl.with_sharded_state(

@@ -19,6 +19,7 @@ from mesh_tensorflow.transformer.data import options
 from mesh_tensorflow.transformer.data.vocabularies import named
 from mesh_tensorflow.transformer.data.vocabularies.kept import kept_in
 from mesh_tensorflow.transformer.gin_config import checks
+from mesh_tensorflow.transformer.model import mesh_setup
 from mesh_tensorflow.transformer.model.batching import auto_train_steps
 from mesh_tensorflow.transformer.modes import automatic_layout, job
 from mesh_tensorflow.transformer.modes.job import Job, Mode
@@ -68,7 +69,7 @@ def _as_bound(arguments: dict[str, Any]) -> dict[str, Any]:
   # A copy of what refers to a configurable or macro is its value; all at once would be too much.
   names = (
     *("model_dir", "mode", "mesh_shape", "mesh_implementation", "allow_config_change"),
-    *("num_devices", "mesh_devices"),
+    *("num_devices", "mesh_devices", "device_shares"),
   )
   return {n: copy.deepcopy(bound[n]) for n in names if n in bound} | arguments
 
@@ -77,6 +78,7 @@ def _join_as_bound(mode: Mode | None, given: dict[str, Any]) -> None:
   """Joins the workers with the devices that `run` will need, by its arguments and bindings."""
   if given.get("tpu") or mode is None or not mode.on_devices or "mesh_shape" not in given:
     return  # `run` has no use for workers, or something to complain about.
+  mesh_setup.check_one_process(given.get("device_shares"))
   shape = automatic_layout.mesh_to_join(
     given["mesh_shape"], given.get("num_devices"), given.get("mesh_devices")
   )

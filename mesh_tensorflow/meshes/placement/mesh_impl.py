@@ -3,6 +3,10 @@
 One program holds the slices of every processor; each per-device operation is
 placed on its device, and a collective is a few TensorFlow operations that read
 the slices of the other devices. The graph grows with the number of devices.
+
+A device may be that of several processors (`shares`). These have one copy of what they
+would have alike: a variable is stored once, what depends on equal slices is computed once,
+and sums add up inside a device before anything is sent to another.
 """
 
 from __future__ import annotations
@@ -18,6 +22,7 @@ from mesh_tensorflow.meshes.contract import LaidOutVariable
 from mesh_tensorflow.meshes.laid_out import LaidOut, LaidOutTensor, convert_args_to_laid_out_tensors
 from mesh_tensorflow.meshes.layout import LayoutLike, processor_groups, shape_of
 from mesh_tensorflow.meshes.mesh_impl import MeshImpl
+from mesh_tensorflow.meshes.shares import SharesLike, assign_processors
 from mesh_tensorflow.meshes.store import VariableStore
 from mesh_tensorflow.numerics import kernels
 from mesh_tensorflow.program.dimensions import Shape, ShapeLike
@@ -31,11 +36,14 @@ class PlacementMeshImpl(MeshImpl):
     shape: mesh shape.
     layout: layout rules.
     devices: one device name per processor, row-major over the mesh; "" (the
-      default device) is allowed, also repeatedly.
+      default device) is allowed. A name that repeats is a device of several processors.
     variable_store: where variables live; a new one by default.
+    shares: for devices of unequal speed, how many processors each one gets: {"batch": [3, 1]} of a
+      mesh "batch:4" are three for the first of two `devices`, and one for the second. See
+      `assign_processors`.
 
   Raises:
-    MeshShapeError: the number of devices is not the size of the mesh.
+    MeshShapeError: the number of devices is not the size of the mesh, or `shares` do not suit it.
   """
 
   LaidOutVariable = LaidOutVariable
@@ -48,9 +56,12 @@ class PlacementMeshImpl(MeshImpl):
     devices: Sequence[str],
     *,
     variable_store: VariableStore | None = None,
+    shares: SharesLike | None = None,
   ):
     super().__init__(shape, layout, variable_store=variable_store)
     self._devices = list(devices)
+    if shares is not None:
+      self._devices = assign_processors(self.shape, self._devices, shares)
     self._turn = 0
     check_device_count(self.shape, len(self._devices))
 
@@ -71,21 +82,36 @@ class PlacementMeshImpl(MeshImpl):
   # ----------------------------------------------------------------- the contract
 
   def slicewise(self, fn: Callable[..., object], *inputs: Any) -> Any:
+    # Processors of one device whose slices are the same tensors have one result.
+    return self._slicewise(fn, inputs, lambda args: tuple(map(_identity, args)))
+
+  def slicewise_update(self, fn: Callable[..., object], variables: LaidOut, *inputs: Any) -> Any:
+    return self._slicewise(fn, (variables, *inputs), lambda args: id(args[0]))
+
+  def _slicewise(
+    self, fn: Callable[..., object], inputs: Sequence[Any], key_of: Callable[[Sequence[Any]], Any]
+  ) -> Any:
+    """Calls `fn` on the slices of each processor; once for those of a device with the same key."""
     per_input = [
       x.tensor_list if isinstance(x, LaidOutTensor) else [x] * self.size
       for x in convert_args_to_laid_out_tensors(inputs)
     ]
     results = []
+    known: dict[Any, Any] = {}
     for i, device in enumerate(self._devices):
       args = [p[i] for p in per_input]
-      if device:
-        with tf.device(device):
-          results.append(fn(*args))
-      else:
-        results.append(fn(*args))
+      key = (device, key_of(args))
+      if key not in known:
+        known[key] = self._call_on(device, fn, args)
+      results.append(known[key])
     if isinstance(results[0], tuple):
       return tuple(LaidOutTensor(r) for r in zip(*results))
     return LaidOutTensor(results)
+
+  def _call_on(self, device: str, fn: Callable[..., object], args: Sequence[Any]) -> Any:
+    """Calls a function on the slices of one processor."""
+    with tf.device(device or None):
+      return fn(*args)
 
   def laid_out_pnum(self) -> LaidOutTensor:
     # Python numbers: what is computed of them, offsets of slices, is known when the graph is made.
@@ -106,7 +132,12 @@ class PlacementMeshImpl(MeshImpl):
       as_bool: LaidOutTensor = self.slicewise(lambda t: tf.cast(t, tf.bool), reduced)
       return as_bool
     axes = [a for a in mesh_axes if self.shape[a].size > 1]
-    return self._exchange(x, axes, combine) if axes else x
+    if not axes:
+      return x
+    parts = self._device_parts(axes)
+    return self._exchange(
+      x, axes, lambda group: self._reduced(x.tensor_list, group, combine, parts)
+    )
 
   def allconcat(
     self, x: LaidOut, mesh_axis: int, concat_axis: int, stack: bool = False
@@ -115,17 +146,30 @@ class PlacementMeshImpl(MeshImpl):
     join = kernels.stack if stack else tf.concat
     if not stack and self.shape[mesh_axis].size == 1:
       return x
-    return self._exchange(x, [mesh_axis], lambda parts: join(parts, concat_axis))
+    return self._exchange(
+      x, [mesh_axis], lambda group: join([x.tensor_list[p] for p in group], concat_axis)
+    )
 
   def alltoall(
     self, x: LaidOut, mesh_axis: int | Sequence[int], split_axis: int, concat_axis: int
   ) -> LaidOutTensor:
     return self._exchange_parts(
-      "alltoall", x, mesh_axis, split_axis, lambda parts: tf.concat(parts, concat_axis)
+      "alltoall",
+      x,
+      mesh_axis,
+      split_axis,
+      lambda parts, group: tf.concat([parts[p] for p in group], concat_axis),
     )
 
   def reduce_scatter(self, x: LaidOut, mesh_axis: int, split_axis: int) -> LaidOutTensor:
-    return self._exchange_parts("reduce_scatter", x, mesh_axis, split_axis, kernels.sum_of)
+    own = self._device_parts(self.group_axes(mesh_axis))
+    return self._exchange_parts(
+      "reduce_scatter",
+      x,
+      mesh_axis,
+      split_axis,
+      lambda parts, group: self._reduced(parts, group, kernels.sum_of, own),
+    )
 
   def receive(
     self, x: LaidOut, mesh_axis: int | Sequence[int], source_pcoord: Sequence[int | None]
@@ -139,8 +183,8 @@ class PlacementMeshImpl(MeshImpl):
         with tf.device(self.processor_device(pnum)):
           if source is None:
             result[pnum] = tf.zeros_like(x.tensor_list[pnum])
-          elif group[source] == pnum:
-            result[pnum] = x.tensor_list[pnum]
+          elif self._devices[group[source]] == self._devices[pnum]:
+            result[pnum] = x.tensor_list[group[source]]
           else:
             # On the receiver's device: this is the copy.
             result[pnum] = tf.identity(x.tensor_list[group[source]])
@@ -166,19 +210,24 @@ class PlacementMeshImpl(MeshImpl):
     self,
     x: LaidOutTensor,
     mesh_axes: Sequence[int],
-    combine: Callable[[list[tf.Tensor]], tf.Tensor],
+    combine: Callable[[Sequence[int]], tf.Tensor],
   ) -> LaidOutTensor:
     """Combines, in each group of processors, the slices of all its members.
 
     One member combines and hands the result on: between the devices of one host
     that costs no copy, and the arithmetic is done once. Successive exchanges take
     turns, so that the work spreads over the devices.
+
+    Args:
+      x: a laid-out tensor.
+      mesh_axes: along which the members of a group differ.
+      combine: takes the numbers of the members.
     """
     result: list[Any] = [None] * self.size
     for group in processor_groups(self.shape, mesh_axes):
       worker = group[self._turn % len(group)]
       with tf.device(self.processor_device(worker)):
-        combined = combine([x.tensor_list[p] for p in group])
+        combined = combine(group)
       for pnum in group:
         result[pnum] = combined
     self._turn += 1
@@ -190,7 +239,7 @@ class PlacementMeshImpl(MeshImpl):
     x: LaidOut,
     mesh_axis: int | Sequence[int],
     split_axis: int,
-    combine: Callable[[list[tf.Tensor]], tf.Tensor],
+    combine: Callable[[Sequence[tf.Tensor], Sequence[int]], tf.Tensor],
   ) -> LaidOutTensor:
     """Splits all slices; each processor combines the parts of its group that are for it."""
     x = x.to_laid_out_tensor()
@@ -203,8 +252,52 @@ class PlacementMeshImpl(MeshImpl):
     for group in processor_groups(self.shape, axes):
       for k, pnum in enumerate(group):
         with tf.device(self.processor_device(pnum)):
-          result[pnum] = combine([pieces[k].tensor_list[q] for q in group])
+          result[pnum] = combine(pieces[k].tensor_list, group)
     return LaidOutTensor(result)
+
+  def _device_parts(self, mesh_axes: Sequence[int]) -> list[list[int]]:
+    """For each device the ranks of its processors in a group; each rank alone if groups differ.
+
+    All groups sum in one order: what is replicated over other mesh axes is the same bit by bit.
+    """
+    found = set()
+    for group in processor_groups(self.shape, mesh_axes):
+      by_device: dict[str, list[int]] = {}
+      for rank, pnum in enumerate(group):
+        by_device.setdefault(self._devices[pnum], []).append(rank)
+      found.add(tuple(map(tuple, by_device.values())))
+    if len(found) > 1:
+      return [[rank] for rank in range(self.group_size(mesh_axes))]
+    return [list(ranks) for ranks in found.pop()]
+
+  def _reduced(
+    self,
+    slices: Sequence[tf.Tensor],
+    group: Sequence[int],
+    combine: Callable[[list[tf.Tensor]], tf.Tensor],
+    parts: Sequence[Sequence[int]],
+  ) -> tf.Tensor:
+    """Reduces slices on the current device; those of one device first there, so that one is sent.
+
+    Args:
+      slices: one for each processor of the mesh.
+      group: the processors whose slices are reduced.
+      combine: reduces a list of tensors.
+      parts: see `_device_parts`.
+    """
+    if len(parts) == 1:
+      return combine([slices[p] for p in group])
+    sums = []
+    for ranks in parts:
+      own = [slices[group[rank]] for rank in ranks]
+      with tf.device(self.processor_device(group[ranks[0]])):
+        sums.append(combine(own) if len(own) > 1 else own[0])
+    return combine(sums)
+
+
+def _identity(x: Any) -> Any:
+  """Key of an argument of `slicewise`: numbers by their values, all else by what it is."""
+  return (type(x), x) if isinstance(x, (bool, int, float)) else id(x)
 
 
 def _fold(fn: Callable[..., tf.Tensor]) -> Callable[[list[tf.Tensor]], tf.Tensor]:

@@ -89,12 +89,13 @@ class Communication:
     if self._spans_workers and shared:
       raise MeshShapeError(
         f"mesh {self._shape}: over several workers every processor needs a device of its own, got "
-        f"{self._devices}"
+        f"{self._devices}; a PlacementMeshImpl, in one process, takes devices of several processors"
       )
     if not use_queues and shared:
       raise MeshShapeError(
         f"mesh {self._shape}: TensorFlow's collectives need a device of its own for every "
-        f"processor, got {self._devices}"
+        f"processor, got {self._devices}; a PlacementMeshImpl takes devices of several processors "
+        "(shares of unequal devices), and so does this mesh where all are CPUs of one process"
       )
     return use_queues
 

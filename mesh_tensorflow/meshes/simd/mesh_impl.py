@@ -32,6 +32,7 @@ from mesh_tensorflow.meshes.contract import LaidOutVariable
 from mesh_tensorflow.meshes.laid_out import LaidOut, LaidOutTensor, slicewise_of_one
 from mesh_tensorflow.meshes.layout import LayoutLike, pnum_to_processor_coordinates
 from mesh_tensorflow.meshes.mesh_impl import MeshImpl
+from mesh_tensorflow.meshes.shares import SharesLike, assign_processors, device_grid
 from mesh_tensorflow.meshes.simd.communication import Communication
 from mesh_tensorflow.meshes.simd.devices import choose_devices, worker_of_device
 from mesh_tensorflow.meshes.simd.program import ConcreteProgram, Program, TracedProgram, run_traced
@@ -225,9 +226,12 @@ class SimdMeshImpl(PerDeviceMeshImpl):
       operations), or "auto": queues where all devices are CPUs; if they are of several workers,
       queues inside a worker and TensorFlow's collective operations between workers.
     timeout_seconds: how long a processor waits for another one before the run fails.
+    shares: for devices of unequal speed, how many processors each one gets; see
+      `PlacementMeshImpl`. CPU devices only; each processor has variables of its own.
 
   Raises:
-    MeshShapeError: there are fewer devices than processors, or another number was given.
+    MeshShapeError: there are fewer devices than processors, or another number was given; or
+      `shares` do not suit the mesh or its devices.
     ConfigError: an argument has no meaning.
   """
 
@@ -246,6 +250,7 @@ class SimdMeshImpl(PerDeviceMeshImpl):
     variable_store: VariableStore | None = None,
     collectives: str = "auto",
     timeout_seconds: float = 600.0,
+    shares: SharesLike | None = None,
   ):
     super().__init__(shape, layout, variable_store=variable_store)
     self._device_assignment = device_assignment
@@ -263,7 +268,14 @@ class SimdMeshImpl(PerDeviceMeshImpl):
     self._physical_to_logical = [0] * self.size
     for logical, physical in enumerate(self._logical_to_physical):
       self._physical_to_logical[physical] = logical
-    physical_devices = choose_devices(self.shape, devices)
+    if shares is None:
+      physical_devices = choose_devices(self.shape, devices)
+    else:
+      groups = device_grid(self.shape, shares)
+      physical_devices = assign_processors(
+        self.shape, choose_devices(groups, devices) if devices is None else devices, shares
+      )
+      physical_devices = choose_devices(self.shape, physical_devices)
     self._devices = [physical_devices[p] for p in self._logical_to_physical]
     worker_of = [worker_of_device(d) for d in self._devices]
     here = workers.current().index
