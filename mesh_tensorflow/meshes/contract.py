@@ -124,6 +124,11 @@ class MeshContract(MeshLayout):
     return [self.local_processors]
 
   @property
+  def lies_apart(self) -> bool:
+    """True if some workers of the cluster have no devices of this mesh."""
+    return not all(self.processors_of_workers)
+
+  @property
   def lowerings_per_run(self) -> int:
     """Number of lowerings per run of a program in this process: 1, for all processors."""
     return 1

@@ -17,7 +17,7 @@ import tensorflow as tf
 from mesh_tensorflow import workers
 from mesh_tensorflow.arguments.checking import checked
 from mesh_tensorflow.errors import CollectiveError, VariableError, WorkerLostError
-from mesh_tensorflow.meshes.layout import TensorLayout, pnum_to_processor_coordinates
+from mesh_tensorflow.meshes.layout import TensorLayout
 from mesh_tensorflow.meshes.remade_stores import Life
 from mesh_tensorflow.numerics import initializers, kernels, random_bits
 from mesh_tensorflow.numerics.initializers import InitializerLike
@@ -164,7 +164,7 @@ class StoredVariable:
     trainable: whether it is trained.
     layout: which mesh axis splits which axis.
     mesh_shape: the mesh.
-    slices: one tf.Variable for each processor of this process.
+    slices: one tf.Variable for each processor of this process; () if the mesh is of others.
     begins: the offset of each slice in the whole variable; of a slice that is padding alone it is
       at the end, or behind it.
     slice_shape: sizes of a slice, padding included.
@@ -214,21 +214,15 @@ class StoredVariable:
   def owned(self, worker: int = 0) -> list[tuple[tuple[int, ...], tf.Variable]]:
     """(offset, slice) of the slices that this process writes when all workers write together.
 
-    Of the replicas of a slice, the one of the lowest processor number counts. A variable that
-    is whole in every worker, by a mesh of its own there, is worker 0's.
+    Of the replicas of a slice that of the first worker counts. A variable of which every worker
+    has all slices is worker 0's.
 
     Args:
       worker: the number of this worker.
     """
-    if len(self.processors) == self.mesh_shape.size:
+    if not self.shares:
       return self.distinct() if worker == 0 else []
-    free = [i for i in range(self.mesh_shape.ndims) if i not in self.layout]
-    return [
-      (begin, v)
-      for begin, v, p in zip(self.begins, self.slices, self.processors)
-      if self.has_values(begin)
-      and not any(pnum_to_processor_coordinates(self.mesh_shape, p)[i] for i in free)
-    ]
+    return [(begin, v) for begin, v in self.distinct() if begin in self.shares[worker]]
 
   def numpy(self) -> Any:
     """The whole value as an array.
