@@ -124,9 +124,14 @@ class MeshContract(MeshLayout):
     return [self.local_processors]
 
   @property
-  def lies_apart(self) -> bool:
-    """True if some workers of the cluster have no devices of this mesh."""
-    return not all(self.processors_of_workers)
+  def is_of_cluster(self) -> bool:
+    """True if it is one mesh for all workers of a cluster, of whose devices it has some."""
+    return False
+
+  @property
+  def is_elsewhere(self) -> bool:
+    """True if this process has no devices of it, and knows the shapes of slices only."""
+    return False
 
   @property
   def lowerings_per_run(self) -> int:

@@ -323,6 +323,14 @@ class SimdMeshImpl(PerDeviceMeshImpl):
     return [list(processors) for processors in self._of_workers]
 
   @property
+  def is_of_cluster(self) -> bool:
+    return len(self._of_workers) > 1
+
+  @property
+  def is_elsewhere(self) -> bool:
+    return not self._here
+
+  @property
   def timeout_seconds(self) -> float:
     """How long a processor waits for another one before the run fails, in seconds."""
     return self._timeout_seconds
@@ -433,7 +441,7 @@ class SimdMeshImpl(PerDeviceMeshImpl):
   def reset(self) -> None:
     """Makes the mesh usable after a run that failed midway (see `collectives`)."""
     self._communication.reset()
-    if self.lies_apart:
+    if self.is_of_cluster:
       TRANSFERS.reset()
 
   def _coordinates(self, pnum: int) -> list[int]:
