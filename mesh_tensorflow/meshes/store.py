@@ -7,7 +7,7 @@ import functools
 import math
 import threading
 import zlib
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from typing import Any, ParamSpec, Protocol, TypeVar
 
 import numpy as np
@@ -445,7 +445,10 @@ class VariableStore(tf.Module):  # type: ignore[misc]  # TensorFlow says nothing
       begins=tuple(begins),
       slice_shape=tuple(part),
       processors=tuple(mesh_impl.local_processors),
-      shares=_shares(mesh_impl, shape),
+      shares=shares_of(
+        [mesh_impl.slice_begin(shape, p) for p in processors]
+        for processors in mesh_impl.processors_of_workers
+      ),
     )
     self._slices[name] = tuple(stored.slices)
     self._stored[name] = stored
@@ -454,12 +457,15 @@ class VariableStore(tf.Module):  # type: ignore[misc]  # TensorFlow says nothing
     return stored
 
 
-def _shares(mesh_impl: MakesSlices, shape: Shape) -> tuple[tuple[tuple[int, ...], ...], ...]:
-  """See `StoredVariable.shares`: of the replicas of a slice that of the first worker counts."""
-  begins = [
-    dict.fromkeys(tuple(mesh_impl.slice_begin(shape, p)) for p in processors)
-    for processors in mesh_impl.processors_of_workers
-  ]
+def shares_of(
+  begins_of_workers: Iterable[Iterable[Sequence[int]]],
+) -> tuple[tuple[tuple[int, ...], ...], ...]:
+  """Shares of a variable, see `StoredVariable`: of a slice's replicas the first worker's counts.
+
+  Args:
+    begins_of_workers: for each worker the offsets of its slices.
+  """
+  begins = [dict.fromkeys(map(tuple, of_worker)) for of_worker in begins_of_workers]
   every = dict.fromkeys(b for of_worker in begins for b in of_worker)
   if all(len(of_worker) == len(every) for of_worker in begins):
     return ()
