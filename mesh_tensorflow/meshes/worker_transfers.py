@@ -24,10 +24,8 @@ from mesh_tensorflow.workers.membership import abort_collectives
 # Of the group of workers 0 and 0; below the keys of the groups of meshes.
 _FIRST_GROUP_KEY = 100_000
 
-# What broadcasts take; others are sent as the same bits, by the size of an element, and those of one
-# byte as numbers.
-_CARRIED = (tf.bool, tf.float16, tf.float32, tf.float64, tf.int32, tf.int64)
-_BITS = {2: tf.float16, 4: tf.int32, 8: tf.int64, 16: tf.int64}
+# What is sent as it is. (Broadcasts take bool and float16, too, and log an error of oneDNN's.)
+_CARRIED = (tf.float32, tf.float64, tf.int32, tf.int64)
 
 
 class WorkerTransfers:
@@ -141,30 +139,40 @@ class WorkerTransfers:
 TRANSFERS = WorkerTransfers()
 
 
+def _word(dtype: tf.DType) -> tuple[tf.DType, int]:
+  """The dtype in which the bits of a dtype are sent, and how many elements a word has at least."""
+  if dtype in _CARRIED:
+    return dtype, 1
+  if dtype.size < 4:
+    return tf.int32, 4 // dtype.size
+  return (tf.int32, 1) if dtype.size == 4 else (tf.int64, 1)
+
+
 def _as_words(x: tf.Tensor) -> tf.Tensor:
-  """The elements of a tensor as a vector of a dtype that broadcasts take."""
+  """The bits of a tensor as a vector of words."""
+  if x.dtype == tf.bool:
+    x = tf.cast(x, tf.uint8)
+  word, each = _word(x.dtype)
   flat = tf.reshape(x, [-1])
-  if x.dtype in _CARRIED:
+  if x.dtype == word:
     return flat
-  if x.dtype.size == 1:
-    return tf.cast(flat, tf.int32)
-  return tf.reshape(tf.bitcast(flat, _BITS[x.dtype.size]), [-1])
+  if each > 1:
+    flat = tf.reshape(tf.concat([flat, tf.zeros([-flat.shape[0] % each], x.dtype)], 0), [-1, each])
+  return tf.reshape(tf.bitcast(flat, word), [-1])
 
 
 def _from_words(words: tf.Tensor, shape: Sequence[int], dtype: tf.DType) -> tf.Tensor:
-  if dtype in _CARRIED:
-    return tf.reshape(words, shape)
-  if dtype.size == 1:
-    return tf.reshape(tf.cast(words, dtype), shape)
-  pairs = [2] if dtype.size == 2 * _BITS[dtype.size].size else []
-  return tf.reshape(tf.bitcast(tf.reshape(words, [-1, *pairs]), dtype), shape)
+  """The tensor whose words these are."""
+  if dtype == tf.bool:
+    return tf.cast(_from_words(words, shape, tf.uint8), tf.bool)
+  word, _ = _word(dtype)
+  if dtype.size > word.size:
+    words = tf.reshape(words, [-1, dtype.size // word.size])
+  elements = words if dtype == word else tf.reshape(tf.bitcast(words, dtype), [-1])
+  return tf.reshape(elements[: math.prod(shape)], shape)
 
 
 def _words_of(shape: Sequence[int], dtype: tf.DType) -> tuple[list[int], tf.DType]:
   """Shape and dtype of the vector that `_as_words` returns."""
-  n = math.prod(shape)
-  if dtype in _CARRIED:
-    return [n], dtype
-  if dtype.size == 1:
-    return [n], tf.int32
-  return [n * dtype.size // _BITS[dtype.size].size], _BITS[dtype.size]
+  word, _ = _word(dtype)
+  return [-(-math.prod(shape) * dtype.size // word.size)], word

@@ -493,7 +493,7 @@ class Lowering:
   def prepare_random(self, operations: Sequence[Operation]) -> None:
     """Reads the seed now if an operation draws random numbers; a loop would read it each time."""
     for op in operations:
-      if getattr(op, "draws_random_numbers", False):
+      if getattr(op, "draws_random_numbers", False) and not self.mesh_impl(op).is_elsewhere:
         self._base_key(self.mesh_impl(op))
 
   def _base_key(self, impl: MeshImpl) -> Any:
