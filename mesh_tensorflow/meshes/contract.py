@@ -101,6 +101,20 @@ class MeshContract(MeshLayout):
     first._schedule = schedule
     return first
 
+  def with_store(self: _Self, variable_store: VariableStore) -> _Self:
+    """The same mesh, and its stages, with other variables.
+
+    Args:
+      variable_store: where they live.
+    """
+    other = copy.copy(self)
+    other.variable_store = variable_store
+    if self._stages:
+      _, *others = self._stages.values()
+      stages = [stage.with_store(variable_store) for stage in others]
+      other._stages = dict(zip(self._stages, [other, *stages]))
+    return other
+
   @property
   def supports_control_dependencies(self) -> bool:
     """True: operations run in the order of the graph."""
