@@ -11,7 +11,7 @@ import dataclasses
 import hashlib
 import logging
 import re
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, TypeAlias
 
 import tensorflow as tf
@@ -568,14 +568,15 @@ class Lowering:
         f.write("\n".join(lines) + "\n")
 
 
-def are_several(impls: Collection[MeshImpl]) -> bool:
+def are_several(impls: Iterable[MeshImpl]) -> bool:
   """True if a program is lowered around the programs of its meshes: if there are several."""
   return len(set(impls)) > 1
 
 
-def cross_workers(impls: Collection[MeshImpl]) -> bool:
+def cross_workers(impls: Iterable[MeshImpl]) -> bool:
   """True if tensors of a program go from worker to worker between its meshes."""
-  return are_several(impls) and any(impl.is_of_cluster for impl in impls)
+  found = set(impls)
+  return len(found) > 1 and any(impl.is_of_cluster for impl in found)
 
 
 def _check_workers(graph: Graph, mesh_to_impl: Mapping[Mesh, MeshImpl]) -> None:

@@ -53,7 +53,18 @@ def results(meshes, store):
   """What the program returns in each step, and the variables after the last."""
   f = mtf.function(meshes, [mtf.TensorSpec([("x", 8), ("y", 4)])])(program)
   returned = [[t.numpy().tolist() for t in f(X)] for _ in range(STEPS)]
-  return {"returned": returned, "variables": {v.name: v.gathered().tolist() for v in store}}
+  variables = {v.name: v.gathered().tolist() for v in store}
+
+  @mtf.function(meshes, [mtf.TensorSpec([("x", 8), ("y", 4)])])
+  def taped(x):
+    return mtf.reduce_sum(mtf.sin(mtf.reshard(x * mtf.get_variable(x.mesh, "w", x.shape), "b")))
+
+  x = tf.constant(X)
+  with tf.GradientTape() as tape:
+    tape.watch(x)
+    y = taped(x)
+  by_tape = tape.gradient(y, x).numpy().tolist()
+  return {"returned": returned, "variables": variables, "by_tape": by_tape}
 
 
 def on_workers(*meshes):
