@@ -149,9 +149,7 @@ class LoweredLoop:
     lowering.prepare_random(loop.inner_operations)
     self.outside = loop.outside(lowering)
     # Of a loop that crosses workers, one may have no other loop variable.
-    self.numbered = (
-      loop.draws_random_numbers or loop.is_differentiated or self.crosses_workers
-    )
+    self.numbered = loop.draws_random_numbers or loop.is_differentiated or self.crosses_workers
     self.summaries = loop.scalar_summaries
     body = loop.body
     self.n, self.regular = loop.num_variables, len(body.outputs)

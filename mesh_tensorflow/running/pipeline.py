@@ -236,9 +236,10 @@ class _LoweredPipeline:
       self.stages.once, [x for op in self.stages.once for x in op.outputs if x in read]
     )
     # The seed goes to the meshes that read it, in all workers at this place.
-    for s in self.stages.segments:
-      if self.running.seed in s.inputs:
-        self.running.value(self.running.seed, s.impl)
+    seed = self.running.seed
+    for segment in self.stages.segments:
+      if seed is not None and seed in segment.inputs:
+        self.running.value(seed, segment.impl)
     values: list[dict[Tensor, list[Any]]] = [{} for _ in range(self.count)]
     sums: dict[Tensor, list[Any]] = {}
     wanted = set(self.stages.sums)

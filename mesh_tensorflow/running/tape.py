@@ -203,7 +203,8 @@ class Backward:
       graph.operations[:] = [op for op in graph.operations if op in needed]
       made["meshes"] = meshes = meshes_of(graph, self.impls)
       lowering = GivenValues(graph, meshes, self.given, seed, there)
-      of_arguments, of_variables = [], []
+      of_arguments: list[Any] = []
+      of_variables: list[Any] = []
       for i, g in enumerate(found):
         if g is None:
           continue

@@ -1,4 +1,4 @@
-"""Programs of several meshes on two workers with four devices each; run by test_meshes_of_workers.py.
+"""Programs of several meshes on two workers of four devices; run by test_meshes_of_workers.py.
 
 Each worker prints one line of JSON: the results of all cases, and the words of errors.
 """

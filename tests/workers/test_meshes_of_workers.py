@@ -1,4 +1,4 @@
-"""Meshes of one program that are in different workers: values, gradients and variables are the same."""
+"""Meshes of one program in different workers: values, gradients and variables are the same."""
 
 from __future__ import annotations
 

@@ -68,9 +68,7 @@ class Mode:
         f"run.mode {self.name!r} runs in one process, but TF_CONFIG names {count} workers: unset "
         "it, and give a mesh of this machine; any mesh restores any checkpoint"
       )
-    mesh_setup.join_workers(
-      mtf.convert_to_shape(mesh_shape), mesh_implementation, pipeline_stages
-    )
+    mesh_setup.join_workers(mtf.convert_to_shape(mesh_shape), mesh_implementation, pipeline_stages)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
