@@ -151,7 +151,7 @@ def _owned(variables: Mapping[str, StoredVariable], step: int) -> list[_Owned]:
     if name != GLOBAL_STEP:
       owned += [(name, stored, begin, v) for begin, v in stored.owned(workers.current().index)]
       continue
-    now = int(stored.slices[0].numpy())
+    now = int(stored.slices[0].numpy()) if stored.slices else step
     if now != step:
       raise CheckpointError(f"save(step={step}): the variable global_step is {now}")
   return owned

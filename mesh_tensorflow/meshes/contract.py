@@ -113,6 +113,20 @@ class MeshContract(MeshLayout):
     first._schedule = schedule
     return first
 
+  def with_store(self: _Self, variable_store: VariableStore) -> _Self:
+    """The same mesh, and its stages, with other variables.
+
+    Args:
+      variable_store: where they live.
+    """
+    other = copy.copy(self)
+    other.variable_store = variable_store
+    if self._stages:
+      _, *others = self._stages.values()
+      stages = [stage.with_store(variable_store) for stage in others]
+      other._stages = dict(zip(self._stages, [other, *stages]))
+    return other
+
   @property
   def supports_control_dependencies(self) -> bool:
     """True: operations run in the order of the graph."""
@@ -143,6 +157,16 @@ class MeshContract(MeshLayout):
   def processors_of_workers(self) -> Sequence[Sequence[int]]:
     """For each worker process the numbers of its processors; by default there is this one."""
     return [self.local_processors]
+
+  @property
+  def is_of_cluster(self) -> bool:
+    """True if it is one mesh for all workers of a cluster, of whose devices it has some."""
+    return False
+
+  @property
+  def is_elsewhere(self) -> bool:
+    """True if this process has no devices of it, and knows the shapes of slices only."""
+    return False
 
   @property
   def lowerings_per_run(self) -> int:

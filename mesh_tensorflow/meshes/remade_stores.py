@@ -101,7 +101,7 @@ class Life:
       stored: the variable.
       lowerings_per_run: number of times that one run of a program asks for a variable.
     """
-    if self._line.in_order or not stored.trainable:
+    if self._line.in_order or not stored.trainable or not stored.slices:
       return
     self._per_run = lowerings_per_run
     if self._traced == tf.executing_eagerly():

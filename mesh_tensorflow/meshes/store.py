@@ -7,7 +7,7 @@ import functools
 import math
 import threading
 import zlib
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from typing import Any, ParamSpec, Protocol, TypeVar
 
 import numpy as np
@@ -17,7 +17,7 @@ import tensorflow as tf
 from mesh_tensorflow import workers
 from mesh_tensorflow.arguments.checking import checked
 from mesh_tensorflow.errors import CollectiveError, VariableError, WorkerLostError
-from mesh_tensorflow.meshes.layout import TensorLayout, pnum_to_processor_coordinates
+from mesh_tensorflow.meshes.layout import TensorLayout
 from mesh_tensorflow.meshes.remade_stores import Life
 from mesh_tensorflow.numerics import initializers, kernels, random_bits
 from mesh_tensorflow.numerics.initializers import InitializerLike
@@ -164,8 +164,8 @@ class StoredVariable:
     trainable: whether it is trained.
     layout: which mesh axis splits which axis.
     mesh_shape: the mesh.
-    slices: one tf.Variable for each processor of this process; on a placement mesh that of several
-      if they are of one device and have the same slice.
+    slices: one tf.Variable for each processor of this process, () if the mesh is of others; on a
+      placement mesh that of several if they are of one device and have the same slice.
     begins: the offset of each slice in the whole variable; of a slice that is padding alone it is
       at the end, or behind it.
     slice_shape: sizes of a slice, padding included.
@@ -225,21 +225,15 @@ class StoredVariable:
   def owned(self, worker: int = 0) -> list[tuple[tuple[int, ...], tf.Variable]]:
     """(offset, slice) of the slices that this process writes when all workers write together.
 
-    Of the replicas of a slice, the one of the lowest processor number counts. A variable that
-    is whole in every worker, by a mesh of its own there, is worker 0's.
+    Of the replicas of a slice that of the first worker counts. A variable of which every worker
+    has all slices is worker 0's.
 
     Args:
       worker: the number of this worker.
     """
-    if len(self.processors) == self.mesh_shape.size:
+    if not self.shares:
       return self.distinct() if worker == 0 else []
-    free = [i for i in range(self.mesh_shape.ndims) if i not in self.layout]
-    return [
-      (begin, v)
-      for begin, v, p in zip(self.begins, self.slices, self.processors)
-      if self.has_values(begin)
-      and not any(pnum_to_processor_coordinates(self.mesh_shape, p)[i] for i in free)
-    ]
+    return [(begin, v) for begin, v in self.distinct() if begin in self.shares[worker]]
 
   def numpy(self) -> Any:
     """The whole value as an array.
@@ -462,7 +456,10 @@ class VariableStore(tf.Module):  # type: ignore[misc]  # TensorFlow says nothing
       begins=tuple(begins),
       slice_shape=tuple(part),
       processors=tuple(mesh_impl.local_processors),
-      shares=_shares(mesh_impl, shape),
+      shares=shares_of(
+        [mesh_impl.slice_begin(shape, p) for p in processors]
+        for processors in mesh_impl.processors_of_workers
+      ),
     )
     self._slices[name] = stored.different_slices
     self._stored[name] = stored
@@ -471,12 +468,15 @@ class VariableStore(tf.Module):  # type: ignore[misc]  # TensorFlow says nothing
     return stored
 
 
-def _shares(mesh_impl: MakesSlices, shape: Shape) -> tuple[tuple[tuple[int, ...], ...], ...]:
-  """See `StoredVariable.shares`: of the replicas of a slice that of the first worker counts."""
-  begins = [
-    dict.fromkeys(tuple(mesh_impl.slice_begin(shape, p)) for p in processors)
-    for processors in mesh_impl.processors_of_workers
-  ]
+def shares_of(
+  begins_of_workers: Iterable[Iterable[Sequence[int]]],
+) -> tuple[tuple[tuple[int, ...], ...], ...]:
+  """Shares of a variable, see `StoredVariable`: of a slice's replicas the first worker's counts.
+
+  Args:
+    begins_of_workers: for each worker the offsets of its slices.
+  """
+  begins = [dict.fromkeys(map(tuple, of_worker)) for of_worker in begins_of_workers]
   every = dict.fromkeys(b for of_worker in begins for b in of_worker)
   if all(len(of_worker) == len(every) for of_worker in begins):
     return ()

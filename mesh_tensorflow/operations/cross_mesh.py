@@ -45,7 +45,7 @@ class Reshard(Operation):
     laid_out: Any = lowering.tensors[x]
     if source is not target:
       slices = laid_out.to_laid_out_tensor().tensor_list
-      laid_out = LaidOutTensor(cross_mesh.reshard(source, target, x.shape, slices))
+      laid_out = LaidOutTensor(cross_mesh.reshard(source, target, x.shape, x.dtype, slices))
     lowering.set_tensor_lowering(y, laid_out)
 
 

@@ -13,6 +13,7 @@ from typing import Any
 import tensorflow as tf
 
 from mesh_tensorflow.errors import GraphError, UnsupportedError
+from mesh_tensorflow.meshes.cross_mesh import whole_everywhere
 from mesh_tensorflow.meshes.for_operations import LoweringInProgress
 from mesh_tensorflow.meshes.laid_out import LaidOut, LaidOutTensor, LazyAllreduceSum
 from mesh_tensorflow.meshes.slices import transpose_to
@@ -129,9 +130,10 @@ class LoweredLoop:
     self.loop, self.lowering = loop, lowering
     self.impl = lowering.mesh_impl(loop)
     # Of several meshes it is a loop around their programs, of plain loop variables.
-    self.of_several_meshes = (
-      len({lowering.mesh_impl(op) for op in with_inner(loop.body.operations)}) > 1
-    )
+    impls = {lowering.mesh_impl(op) for op in with_inner(loop.body.operations)}
+    self.of_several_meshes = len(impls) > 1
+    # Then all workers need to know whether the loop goes on.
+    self.crosses_workers = self.of_several_meshes and any(impl.is_of_cluster for impl in impls)
     if self.of_several_meshes and (
       loop.is_differentiated or len(loop.body.outputs) > loop.num_variables
     ):
@@ -146,7 +148,8 @@ class LoweredLoop:
         raise GraphError(f"{loop.name} uses {x}, which is not computed before the loop")
     lowering.prepare_random(loop.inner_operations)
     self.outside = loop.outside(lowering)
-    self.numbered = loop.draws_random_numbers or loop.is_differentiated
+    # Of a loop that crosses workers, one may have no other loop variable.
+    self.numbered = loop.draws_random_numbers or loop.is_differentiated or self.crosses_workers
     self.summaries = loop.scalar_summaries
     body = loop.body
     self.n, self.regular = loop.num_variables, len(body.outputs)
@@ -219,7 +222,12 @@ class LoweredLoop:
     number, state, _ = self.unflatten(list(flat))
     inner = self.child(number, condition.placeholders, state)
     inner.lower_block(condition.operations, condition.outputs)
-    return inner.tensors[condition.outputs[0]].to_laid_out_tensor().one_slice
+    goes_on = condition.outputs[0]
+    laid_out = inner.tensors[goes_on].to_laid_out_tensor()
+    if self.crosses_workers:
+      impl, slices = self.lowering.mesh_impl(goes_on), laid_out.tensor_list
+      return whole_everywhere(impl, goes_on.shape, goes_on.dtype, slices)
+    return laid_out.one_slice
 
   @kernels.sums_apart()
   def body(self, *flat: tf.Tensor) -> list[tf.Tensor]:

@@ -279,11 +279,15 @@ class Variable(Operation):
     return f"Variable({self.value})"
 
   def lower(self, lowering: LoweringInProgress) -> None:
-    self._lay_out(lowering)
+    self.lay_out(lowering)
     read_slices(lowering, self, self.value)
 
-  def _lay_out(self, lowering: LoweringInProgress) -> LaidOutVariable:
-    """Makes the slices, or finds them."""
+  def lay_out(self, lowering: LoweringInProgress) -> LaidOutVariable:
+    """Makes the slices of this process, or finds them.
+
+    Args:
+      lowering: the lowering, whose `variables` get it.
+    """
     impl = lowering.mesh_impl(self)
     stored = impl.variable_store.get(
       self.stored_impl(impl),
@@ -294,7 +298,7 @@ class Variable(Operation):
       initializer=self._initializer,
       trainable=self._trainable,
     )
-    if isinstance(stored.slices[0], tf.Variable):  # a plan's slices hold nothing
+    if all(isinstance(s, tf.Variable) for s in stored.slices):  # a plan's slices hold nothing
       self._stored, self._life = stored, impl.variable_store.life
     scales = [lowering.variables[s] for s in self.compact.scales] if self.compact else []
     laid_out = lowering.variables[self] = LaidOutVariable(impl, stored, self, scales)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import collections
 import dataclasses
+import hashlib
 import logging
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -15,6 +16,7 @@ from typing import Any, TypeAlias
 
 import tensorflow as tf
 
+from mesh_tensorflow import workers
 from mesh_tensorflow.arguments.checking import checked
 from mesh_tensorflow.environment.tensorflow_mode import check_tensorflow2
 from mesh_tensorflow.errors import (
@@ -23,9 +25,11 @@ from mesh_tensorflow.errors import (
   GraphError,
   LayoutError,
   NotLoweredError,
+  UnsupportedError,
   VariableError,
 )
 from mesh_tensorflow.meshes.contract import LaidOutVariable
+from mesh_tensorflow.meshes.cross_mesh import whole_everywhere
 from mesh_tensorflow.meshes.for_operations import LoweringInProgress
 from mesh_tensorflow.meshes.laid_out import (
   LaidOutTensor,
@@ -35,7 +39,9 @@ from mesh_tensorflow.meshes.laid_out import (
 )
 from mesh_tensorflow.meshes.layout_names import check_tensor_names
 from mesh_tensorflow.meshes.mesh_impl import GATHERED_AHEAD, MeshImpl
+from mesh_tensorflow.meshes.simd.mesh_impl import SimdMeshImpl
 from mesh_tensorflow.meshes.store import StoredVariable, VariableStore
+from mesh_tensorflow.meshes.worker_transfers import TRANSFERS
 from mesh_tensorflow.numerics import bodies, random_bits
 from mesh_tensorflow.operations.cross_mesh import Reshard
 from mesh_tensorflow.operations.variables import Variable
@@ -50,7 +56,8 @@ from mesh_tensorflow.program.graph import (
   reads,
 )
 from mesh_tensorflow.running.pipeline import lower_between
-from mesh_tensorflow.running.segments import SegmentsLowering, segments_of
+from mesh_tensorflow.running.segments import SegmentsLowering, changed, segments_of
+from mesh_tensorflow.workers import agreement
 
 _LOG = logging.getLogger("mesh_tensorflow")
 
@@ -177,7 +184,7 @@ class Lowering:
     self._base_keys: dict[MeshImpl, Any] = {}
     self._loop_key: Any = None
     # Whether it is around the programs of several meshes.
-    self._is_around = len(set(mesh_to_impl.values())) > 1
+    self._is_around = are_several(mesh_to_impl.values())
     # Sums of which shards are asked for: each is scattered as soon as it can be.
     sharded = any(impl.state_dims for impl in mesh_to_impl.values())
     self._scattered = read_in_shards(graph.operations) if sharded else set[Tensor]()
@@ -190,6 +197,7 @@ class Lowering:
     for op in graph.operations:
       op.check_layout(self.mesh_impl(op))
     if self._is_around:
+      _check_workers(graph, mesh_to_impl)
       self._lower_on_several_meshes(wanted)
     else:
       self.lower_operations(graph.operations)
@@ -218,8 +226,12 @@ class Lowering:
 
   @checked
   def set_tensor_lowering(self, tensor: Tensor, laid_out_tensor: Any) -> None:
-    """Stores the slices of a tensor, after checking their shape."""
-    self.verify_slice_shapes(tensor, laid_out_tensor)
+    """Stores the slices of a tensor, after checking their shape.
+
+    Of a mesh that is in other workers there are none here.
+    """
+    if not self.mesh_impl(tensor).is_elsewhere:
+      self.verify_slice_shapes(tensor, laid_out_tensor)
     self.tensors[tensor] = laid_out_tensor
 
   @checked
@@ -311,8 +323,13 @@ class Lowering:
         slices: list[Any] = number.to_laid_out_tensor().tensor_list
         return slices
 
-      numbers = [t for r in impl.run_per_device(next_run) for t in r]
-      self.run_numbers[impl], self.run_counters[impl] = LaidOutTensor(numbers), made[0]
+      if impl.is_elsewhere:
+        numbers, counter = [], _run_counter(impl)
+      else:
+        numbers, counter = [t for r in impl.run_per_device(next_run) for t in r], made[0]
+      if impl.is_of_cluster:
+        numbers = [whole_everywhere(impl, counter.shape, counter.slice_dtype, numbers)]
+      self.run_numbers[impl], self.run_counters[impl] = LaidOutTensor(numbers), counter
       self._seed = numbers[0]
     self._lower_segments(operations, wanted)
 
@@ -331,6 +348,21 @@ class Lowering:
   def _lower_segments(self, operations: Sequence[Operation], wanted: Sequence[Tensor]) -> None:
     running = SegmentsLowering(self, lower_between)
     running.run(segments_of(operations, self.mesh_impl, wanted, running.seed))
+
+  def leave_to_others(self, operations: Sequence[Operation], outputs: Sequence[Tensor]) -> None:
+    """Takes note of operations of a mesh that is in other workers, and runs none of them.
+
+    Args:
+      operations: the operations.
+      outputs: those of their outputs that others read.
+    """
+    done = None if tf.executing_eagerly() else tf.no_op()
+    for op in operations:
+      if isinstance(op, Variable) and not op.inputs:
+        op.lay_out(self)
+      elif list(changed(op)):
+        self.operations[op] = done
+    self.tensors.update((x, LaidOutTensor([])) for x in outputs)
 
   @property
   def has_seed(self) -> bool:
@@ -461,7 +493,7 @@ class Lowering:
   def prepare_random(self, operations: Sequence[Operation]) -> None:
     """Reads the seed now if an operation draws random numbers; a loop would read it each time."""
     for op in operations:
-      if getattr(op, "draws_random_numbers", False):
+      if getattr(op, "draws_random_numbers", False) and not self.mesh_impl(op).is_elsewhere:
         self._base_key(self.mesh_impl(op))
 
   def _base_key(self, impl: MeshImpl) -> Any:
@@ -536,6 +568,45 @@ class Lowering:
         f.write("\n".join(lines) + "\n")
 
 
+def are_several(impls: Iterable[MeshImpl]) -> bool:
+  """True if a program is lowered around the programs of its meshes: if there are several."""
+  return len(set(impls)) > 1
+
+
+def cross_workers(impls: Iterable[MeshImpl]) -> bool:
+  """True if tensors of a program go from worker to worker between its meshes."""
+  found = set(impls)
+  return len(found) > 1 and any(impl.is_of_cluster for impl in found)
+
+
+def _check_workers(graph: Graph, mesh_to_impl: Mapping[Mesh, MeshImpl]) -> None:
+  """Checks, in a program of which workers run parts, that all of them have the same.
+
+  Raises:
+    ConfigError: they have not.
+    UnsupportedError: a mesh is one that each worker has for itself.
+  """
+  if not cross_workers(mesh_to_impl.values()):
+    return
+  lines = []
+  for mesh, impl in mesh_to_impl.items():
+    if not impl.is_of_cluster:
+      raise UnsupportedError(
+        f"{mesh!r} of {impl.shape} is a mesh that each worker has for itself, and another one of "
+        "the program is of all workers together; make all of them SimdMeshImpls on devices with "
+        f"job and task, such as {workers.current().devices(workers.current().size)[0]}"
+      )
+    devices = [impl.processor_device(p) for p in range(impl.size)]
+    rules = ", ".join(f"{a}:{b}" for a, b in sorted(impl.layout_rules.written))
+    lines.append(f"{mesh!r} of {impl.shape} [{rules}] on {', '.join(map(str, devices))}")
+  program = hashlib.sha256()
+  for op in graph.operations:
+    program.update(f"{op.name} {op.mesh!r} {op.outputs}\n".encode())
+  lines.append(f"a program of {len(graph.operations)} operations, {program.hexdigest()[:12]}")
+  with tf.init_scope():
+    agreement.check_same(lines)
+
+
 def one_store(impls: Iterable[MeshImpl]) -> VariableStore:
   """The variable store of all meshes of a program.
 
@@ -558,9 +629,8 @@ def is_division_by_zero(error: Exception) -> bool:
   return isinstance(error, tf.errors.InvalidArgumentError) and "division by zero" in str(error)
 
 
-def _next_run(impl: MeshImpl) -> tuple[Any, StoredVariable]:
-  """Reads and advances the store's run counter; returns the number, laid out, and the counter."""
-  stored = impl.variable_store.get(
+def _run_counter(impl: MeshImpl) -> StoredVariable:
+  return impl.variable_store.get(
     impl,
     RUN_COUNTER,
     Shape([]),
@@ -568,6 +638,11 @@ def _next_run(impl: MeshImpl) -> tuple[Any, StoredVariable]:
     slice_dtype=tf.int32,
     trainable=False,
   )
+
+
+def _next_run(impl: MeshImpl) -> tuple[Any, StoredVariable]:
+  """Reads and advances the store's run counter; returns the number, laid out, and the counter."""
+  stored = _run_counter(impl)
   counter = LaidOutVariable(impl, stored, None)
   now = counter.laid_out_tensor
   now = impl.slicewise(tf.identity, now)
@@ -672,7 +747,8 @@ def run_on(
     log_file: see `Lowering`.
   """
   made: dict[str, Any] = {}
-  several = len(set(impls.values())) > 1
+  several = are_several(impls.values())
+  across = cross_workers(impls.values())
   first = next(iter(impls.values()))
 
   def program(values: Sequence[tf.Tensor], seed: Seed) -> Any:
@@ -703,18 +779,36 @@ def run_on(
     ]
     return results, before, [n.tensor_list for n in lowering.run_numbers.values()]
 
-  if several:  # Each mesh has programs of its own.
-    per_processor = [program(values, seed)]
+  whole_results: list[tf.Tensor] = []
+
+  def put_together() -> None:
+    per_tensor = zip(*[r[0] for r in made["per_processor"]])
+    for t in made["flat"]:
+      if not isinstance(t, Tensor):
+        continue
+      slices, impl = [s for r in next(per_tensor) for s in r], made["meshes"][t.mesh]
+      if across:
+        whole_results.append(whole_everywhere(impl, t.shape, t.dtype, slices))
+      else:
+        whole_results.append(impl.combine_local_slices(slices, t.shape))
+
+  def run() -> list[tf.Tensor]:
+    if several:  # Each mesh has programs of its own.
+      made["per_processor"] = [program(values, seed)]
+    else:
+      made["per_processor"] = first.run_per_device(program, (values, seed))
+    put_together()
+    return whole_results or [tf.constant(0)]
+
+  if across:
+    limit = max(impl.timeout_seconds for impl in impls.values() if isinstance(impl, SimdMeshImpl))
+    TRANSFERS.guarded(limit, run)
   else:
-    per_processor = first.run_per_device(program, (values, seed))
-  per_tensor = zip(*[r[0] for r in per_processor])
-  meshes = made.pop("meshes")
-  results = [
-    meshes[t.mesh].combine_local_slices([s for r in next(per_tensor) for s in r], t.shape)
-    if isinstance(t, Tensor)
-    else t
-    for t in made["flat"]
-  ]
+    run()
+  del made["meshes"]
+  per_processor = made.pop("per_processor")
+  in_order = iter(whole_results)
+  results = [next(in_order) if isinstance(t, Tensor) else t for t in made["flat"]]
   read = {}
   for name, stored in made["stored"].items() if not made["trains"] else ():
     if not (stored.trainable or name in per_processor[0][1]):

@@ -235,6 +235,11 @@ class _LoweredPipeline:
     lowering.lower_block(
       self.stages.once, [x for op in self.stages.once for x in op.outputs if x in read]
     )
+    # The seed goes to the meshes that read it, in all workers at this place.
+    seed = self.running.seed
+    for segment in self.stages.segments:
+      if seed is not None and seed in segment.inputs:
+        self.running.value(seed, segment.impl)
     values: list[dict[Tensor, list[Any]]] = [{} for _ in range(self.count)]
     sums: dict[Tensor, list[Any]] = {}
     wanted = set(self.stages.sums)
@@ -261,7 +266,7 @@ class _LoweredPipeline:
         if r not in transfers:  # The same for all microbatches.
           transfers[r] = cross_mesh.plan_transfers(source, target, shape)
         values[m][r.outputs[0]] = cross_mesh.reshard(
-          source, target, shape, values[m][r.inputs[0]], transfers[r]
+          source, target, shape, r.inputs[0].dtype, values[m][r.inputs[0]], transfers[r]
         )
         left[m][r.inputs[0]] -= 1
       # What nobody reads any more is let go, so that it can be freed.
@@ -275,7 +280,8 @@ class _LoweredPipeline:
     lowering, loop = self.lowering, self.loop
     impl = self.impl_of(loop.outputs[0])
     count = tf.constant(self.count)
-    lowering.set_tensor_lowering(loop.outputs[0], LaidOutTensor([count] * impl.size))
+    counts = LaidOutTensor([count] * len(impl.local_processors))
+    lowering.set_tensor_lowering(loop.outputs[0], counts)
     axes = {x: a for f in self.functions for x, a in f.pending.items()}
     for out, y, x in zip(loop.outputs[1:], loop.body.outputs[1:], self.stages.sums):
       impl = self.impl_of(x)
@@ -292,7 +298,7 @@ class _LoweredPipeline:
       target = self.impl_of(out)
       if target is not impl:
         slices = value.to_laid_out_tensor().tensor_list
-        value = LaidOutTensor(cross_mesh.reshard(impl, target, y.shape, slices))
+        value = LaidOutTensor(cross_mesh.reshard(impl, target, y.shape, y.dtype, slices))
       lowering.set_tensor_lowering(out, value)
 
 
@@ -337,6 +343,8 @@ class _Stage:
     Returns:
       The slices of each output, and tensors that are there when the call has ended.
     """
+    if self.impl.is_elsewhere:
+      return {x: [] for x in self.segment.outputs}, []
     arguments = [tf.constant(m), *(t for x in self.dynamic for t in values[x])]
     if tf.executing_eagerly():
       flat = self._program(*arguments)

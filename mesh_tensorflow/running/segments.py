@@ -361,7 +361,7 @@ class SegmentsLowering:
     if x is not self.seed or source is impl:
       return found
     if impl not in self._seeds:
-      moved = cross_mesh.reshard(source, impl, x.shape, found.tensor_list)
+      moved = cross_mesh.reshard(source, impl, x.shape, x.dtype, found.tensor_list)
       self._seeds[impl] = LaidOutTensor(moved)
     return self._seeds[impl]
 
@@ -380,6 +380,9 @@ class SegmentsLowering:
   def _run_segment(self, segment: Segment) -> list[tf.Tensor]:
     lowering, impl = self.lowering, segment.impl
     given = {x: self.value(x, impl) for x in segment.inputs}
+    if impl.is_elsewhere:
+      lowering.leave_to_others(segment.operations, segment.outputs)
+      return []
     names: list[str] = []
 
     def program() -> Any:

@@ -18,6 +18,7 @@ from typing import Any
 import tensorflow as tf
 
 from mesh_tensorflow.errors import GradientError
+from mesh_tensorflow.meshes.cross_mesh import whole_everywhere
 from mesh_tensorflow.meshes.mesh_impl import MeshImpl
 from mesh_tensorflow.numerics import padding
 from mesh_tensorflow.operations.constants import import_tf_tensor
@@ -33,7 +34,7 @@ from mesh_tensorflow.program.graph import (
   needed_operations,
   unwatched,
 )
-from mesh_tensorflow.running.lowering import Build, Lowering, Seed, Values, meshes_of
+from mesh_tensorflow.running.lowering import Build, Lowering, Seed, Values, cross_workers, meshes_of
 
 
 class GivenValues(Lowering):
@@ -202,12 +203,15 @@ class Backward:
       graph.operations[:] = [op for op in graph.operations if op in needed]
       made["meshes"] = meshes = meshes_of(graph, self.impls)
       lowering = GivenValues(graph, meshes, self.given, seed, there)
-      of_arguments, of_variables = [], []
+      of_arguments: list[Any] = []
+      of_variables: list[Any] = []
       for i, g in enumerate(found):
         if g is None:
           continue
         value, impl = lowering.tensors[g], meshes[g.mesh]
-        if i >= len(inputs):
+        if i >= len(inputs) and impl.is_elsewhere:
+          of_variables.append([])
+        elif i >= len(inputs):
           stored = xs[i].operation.stored_impl(impl)
           shards = impl.to_shards(value, g.shape, stored)
           # An optimizer that is not ours may look at all of a slice.
@@ -272,6 +276,8 @@ class Backward:
         " gradient outside; give the whole argument, or use mtf.gradients inside"
       )
     slices = [t for part in per_processor for t in part]
+    if cross_workers(self.impls.values()):
+      return whole_everywhere(impl, gradient.shape, gradient.dtype, slices)
     return impl.combine_local_slices(slices, gradient.shape)
 
 

@@ -48,7 +48,7 @@ class Table(Variable):
     return impl
 
   def lower(self, lowering: LoweringInProgress) -> None:
-    laid_out = self._lay_out(lowering)
+    laid_out = self.lay_out(lowering)
     # A read copies the slice, since TensorFlow updates rows in place: only if somebody looks.
     lowering.tensors[self.value] = LazyLaidOutTensor(
       lambda: laid_out.laid_out_tensor.to_laid_out_tensor(), list(laid_out.stored.slice_shape)

@@ -613,9 +613,10 @@ class TrainingLoop:
   def replay(self) -> TrainingLoop:
     """The same training with variables of its own, and without a folder."""
     again = copy.copy(self)
-    impl = copy.copy(self.state.mesh_impl)
     store = self.state.store
-    impl.variable_store = VariableStore(seed=store.seed, noise_seed=store.noise_seed)
+    impl = self.state.mesh_impl.with_store(
+      VariableStore(seed=store.seed, noise_seed=store.noise_seed)
+    )
     again.program = self.program.on_mesh(impl)
     again.state = self.state.on_mesh(impl)
     return again

@@ -78,7 +78,9 @@ def peak_flops(given: float | str | None, mesh_impl: MeshImpl, dtype: tf.DType) 
     return float(given)
   if isinstance(mesh_impl, StrategyMeshImpl):
     return 0.0
-  devices = sorted({mesh_impl.processor_device(p) or "CPU:0" for p in mesh_impl.local_processors})
+  meshes = mesh_impl.stages.values() or [mesh_impl]
+  found = {impl.processor_device(p) or "CPU:0" for impl in meshes for p in impl.local_processors}
+  devices = sorted(found)
   gpus = sum("CPU" not in d.upper() for d in devices)
   # CPU devices of one process share its cores, which a product on one of them uses all. A CPU
   # without units for a narrow dtype is slower in it than in float32, in which it may compute, too.

@@ -17,7 +17,7 @@ from mesh_tensorflow import checkpoint, errors, workers
 from mesh_tensorflow.checkpoint import meeting as meeting_module
 from mesh_tensorflow.checkpoint.meeting import Meeting
 from mesh_tensorflow.meshes.layout import TensorLayout, pnum_to_processor_coordinates
-from mesh_tensorflow.meshes.store import StoredVariable
+from mesh_tensorflow.meshes.store import StoredVariable, shares_of
 from mesh_tensorflow.program.dimensions import convert_to_shape
 from tests import worker_group
 from tests.checkpoint import checkpoint_stores
@@ -112,7 +112,7 @@ def test_a_worker_is_killed_while_all_write(cpu_devices, tmp_path):
 # ------------------------------------------------------------------- without processes
 
 
-def stored_on(processors, mesh, layout, begins):
+def stored_on(processors, mesh, layout, begins, shares=()):
   return StoredVariable(
     name="v",
     shape=convert_to_shape([("x", 4), ("y", 6)]),
@@ -127,6 +127,7 @@ def stored_on(processors, mesh, layout, begins):
       n // (1 if a is None else convert_to_shape(mesh)[a].size) for n, a in zip((4, 6), layout)
     ),
     processors=processors,
+    shares=shares,
   )
 
 
@@ -134,15 +135,21 @@ def stored_on(processors, mesh, layout, begins):
 @pytest.mark.parametrize("layout", [(None, None), (0, None), (None, 1), (1, 0), (1, None)])
 def test_each_slice_is_owned_by_one_worker(layout, count):
   mesh = convert_to_shape("rows:2,cols:2")
+  size = [n // (1 if a is None else 2) for n, a in zip((4, 6), layout)]
+  processors = [
+    tuple(range(4 * worker // count, 4 * (worker + 1) // count)) for worker in range(count)
+  ]
+
+  def begin(p):
+    coordinates = pnum_to_processor_coordinates(mesh, p)
+    return tuple(0 if a is None else coordinates[a] * n for n, a in zip(size, layout))
+
+  begins = [tuple(map(begin, of_worker)) for of_worker in processors]
   owned = []
   for worker in range(count):
-    processors = tuple(range(4 * worker // count, 4 * (worker + 1) // count))
-    begins = []
-    for p in processors:
-      coordinates = pnum_to_processor_coordinates(mesh, p)
-      size = [n // (1 if a is None else 2) for n, a in zip((4, 6), layout)]
-      begins.append(tuple(0 if a is None else coordinates[a] * n for n, a in zip(size, layout)))
-    stored = stored_on(processors, "rows:2,cols:2", layout, tuple(begins))
+    stored = stored_on(
+      processors[worker], "rows:2,cols:2", layout, begins[worker], shares_of(begins)
+    )
     owned += [(begin, worker) for begin, _ in stored.owned(worker)]
   assert len(owned) == len({begin for begin, _ in owned}) == 2 ** sum(a is not None for a in layout)
   # A replica of the lowest processor, so of the lowest worker that has one.
@@ -153,6 +160,15 @@ def test_a_variable_that_is_whole_everywhere_is_worker_0s():
   stored = stored_on((0, 1), "all:2", (0, None), ((0, 0), (2, 0)))
   assert len(stored.owned(0)) == 2
   assert stored.owned(1) == []
+
+
+def test_a_variable_of_a_mesh_in_one_worker_is_that_ones():
+  begins = ((0, 0), (2, 0))
+  here = stored_on((0, 1), "all:2", (0, None), begins, shares_of([(), begins]))
+  assert here.owned(0) == []
+  assert [begin for begin, _ in here.owned(1)] == list(begins)
+  there = stored_on((), "all:2", (0, None), (), shares_of([(), begins]))
+  assert there.owned(0) == there.owned(1) == []
 
 
 def test_the_whole_value_needs_all_slices():

@@ -85,12 +85,7 @@ def make_mesh_impl(
       f"{', '.join(MESH_IMPLEMENTATIONS)}"
     )
   count = number_of_devices(mesh_shape, pipeline_stages, device_shares)
-  cluster = join_workers(mesh_shape, implementation)
-  if pipeline_stages > 1 and cluster.size > 1:
-    raise ConfigError(
-      f"run.pipeline_stages is {pipeline_stages}, but TF_CONFIG names {cluster.size} workers: a "
-      "pipeline is of one process so far; leave one of them out"
-    )
+  cluster = join_workers(mesh_shape, implementation, pipeline_stages)
   if devices:
     devices = list(devices)
     if len(devices) != count:
@@ -123,6 +118,15 @@ def make_mesh_impl(
     )
     for i in range(0, count, each)
   ]
+  for i, stage in enumerate([first, *others] if others else []):
+    holders = [w for w, processors in enumerate(stage.processors_of_workers) if processors]
+    if len(holders) > 1:
+      raise ConfigError(
+        f"stage {i} of run.pipeline_stages ({pipeline_stages}) has devices of "
+        f"{cluster.names(holders)}: "
+        f"{', '.join(str(stage.processor_device(p)) for p in range(stage.size))}; the mesh of a "
+        "stage is of one worker: order run.mesh_devices so, or leave it out"
+      )
   impl: mtf.MeshImpl = first.with_sharded_state(shard_state, reshard_after_forward)
   if not others:
     return impl
@@ -162,7 +166,9 @@ def check_one_process(device_shares: SharesLike | None) -> None:
     )
 
 
-def join_workers(mesh_shape: mtf.Shape, implementation: str = "auto") -> workers.Cluster:
+def join_workers(
+  mesh_shape: mtf.Shape, implementation: str = "auto", pipeline_stages: int = 1
+) -> workers.Cluster:
   """Joins the workers that TF_CONFIG names, if it names several, with devices for a mesh.
 
   To be called before TensorFlow runs anything; once joined, it only returns the cluster.
@@ -170,13 +176,14 @@ def join_workers(mesh_shape: mtf.Shape, implementation: str = "auto") -> workers
   Args:
     mesh_shape: mesh shape.
     implementation: see `make_mesh_impl`.
+    pipeline_stages: likewise; each stage is in one worker.
 
   Returns:
     The cluster.
 
   Raises:
-    ConfigError: TF_CONFIG is malformed, the implementation cannot run on several workers, or they
-      have different settings or different code.
+    ConfigError: TF_CONFIG is malformed, the implementation cannot run on several workers, they
+      have different settings or different code, or they cannot have the same number of stages.
     MeshShapeError: the number of workers does not divide that of the processors.
   """
   cluster = workers.cluster_from_environment()
@@ -187,9 +194,16 @@ def join_workers(mesh_shape: mtf.Shape, implementation: str = "auto") -> workers
       f"run.mesh_implementation is 'placement', which runs in one process, but TF_CONFIG names "
       f"{cluster.size} workers: use 'simd' (or 'auto'), or unset TF_CONFIG"
     )
-  cluster.devices(mesh_shape.size)  # Checks the number, before anybody waits for anybody.
+  if pipeline_stages > 1 and pipeline_stages % cluster.size:
+    raise ConfigError(
+      f"run.pipeline_stages is {pipeline_stages}, but TF_CONFIG names {cluster.size} workers, each "
+      "of which has the same number of whole stages: bind run.pipeline_stages to a multiple of "
+      f"{cluster.size}, or start a number of workers that divides {pipeline_stages}"
+    )
+  count = mesh_shape.size * pipeline_stages
+  cluster.devices(count)  # Checks the number, before anybody waits for anybody.
   if workers.current().size == 1:
-    workers.join(cluster, virtual_cpu_devices=mesh_shape.size // cluster.size)
+    workers.join(cluster, virtual_cpu_devices=count // cluster.size)
     agreement.check_same(_program_lines(mesh_shape))
   return workers.join(cluster)
 

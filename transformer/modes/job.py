@@ -49,8 +49,15 @@ class Mode:
   one_process: bool = False
   on_devices: bool = True
 
-  def join_workers(self, mesh_shape: ShapeLike, mesh_implementation: str) -> None:
+  def join_workers(
+    self, mesh_shape: ShapeLike, mesh_implementation: str, pipeline_stages: int
+  ) -> None:
     """Joins the workers that TF_CONFIG names, if it names several.
+
+    Args:
+      mesh_shape: as of `run`.
+      mesh_implementation: likewise.
+      pipeline_stages: likewise.
 
     Raises:
       ConfigError: the mode cannot be done by several.
@@ -61,7 +68,7 @@ class Mode:
         f"run.mode {self.name!r} runs in one process, but TF_CONFIG names {count} workers: unset "
         "it, and give a mesh of this machine; any mesh restores any checkpoint"
       )
-    mesh_setup.join_workers(mtf.convert_to_shape(mesh_shape), mesh_implementation)
+    mesh_setup.join_workers(mtf.convert_to_shape(mesh_shape), mesh_implementation, pipeline_stages)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -130,7 +137,7 @@ class Job(RunSettings):
       "batch_size": _number_of_sequences(mode, settings, lengths, mesh_shape, layout_rules),
     }
     if mode.on_devices and not tpu:
-      mode.join_workers(mesh_shape, settings.mesh_implementation)
+      mode.join_workers(mesh_shape, settings.mesh_implementation, settings.pipeline_stages)
     return cls(**given | resolved)
 
   def make_estimator(self, **others: Any) -> Trainer:
@@ -225,7 +232,7 @@ def _mesh_and_layout(
     if mode.on_devices:
       if not on_tpu:
         # The search runs TensorFlow, after which no worker could join, nor virtual devices be made.
-        mode.join_workers(to_join, settings.mesh_implementation)
+        mode.join_workers(to_join, settings.mesh_implementation, settings.pipeline_stages)
         if not settings.mesh_devices:
           mesh_setup.find_devices(to_join.size)
       found = automatic_layout.find(settings, lengths, on_tpu)

@@ -69,7 +69,7 @@ def _as_bound(arguments: dict[str, Any]) -> dict[str, Any]:
   # A copy of what refers to a configurable or macro is its value; all at once would be too much.
   names = (
     *("model_dir", "mode", "mesh_shape", "mesh_implementation", "allow_config_change"),
-    *("num_devices", "mesh_devices", "device_shares"),
+    *("num_devices", "mesh_devices", "device_shares", "pipeline_stages"),
   )
   return {n: copy.deepcopy(bound[n]) for n in names if n in bound} | arguments
 
@@ -82,7 +82,9 @@ def _join_as_bound(mode: Mode | None, given: dict[str, Any]) -> None:
   shape = automatic_layout.mesh_to_join(
     given["mesh_shape"], given.get("num_devices"), given.get("mesh_devices")
   )
-  mode.join_workers(shape, given.get("mesh_implementation", "auto"))
+  mode.join_workers(
+    shape, given.get("mesh_implementation", "auto"), given.get("pipeline_stages", 1)
+  )
 
 
 @_before_arguments

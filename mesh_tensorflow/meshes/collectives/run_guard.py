@@ -8,7 +8,7 @@ import logging
 import threading
 import time
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Protocol
 
 import numpy.typing as npt
@@ -97,11 +97,19 @@ class RunGuard:
     timeout_seconds: a run, or one iteration of a loop in it, that takes longer is
       broken off.
     break_off: makes every processor that waits fail, now and in future.
+    counters: further variables that change while a run advances; more may come.
   """
 
-  def __init__(self, devices: Sequence[str], timeout_seconds: float, break_off: Callable[[], None]):
+  def __init__(
+    self,
+    devices: Sequence[str],
+    timeout_seconds: float,
+    break_off: Callable[[], None],
+    counters: Iterable[tf.Variable] = (),
+  ):
     self._devices = list(devices)
     self._break_off = break_off
+    self._counters = counters
     self._progress: list[tf.Variable] | None = None
     self._watched = False
     self.timeout_seconds = float(timeout_seconds)
@@ -145,7 +153,7 @@ class RunGuard:
   def signs_of_life(self) -> tuple[int, ...]:
     """Progress counters, which change while runs advance; the first is odd during a run."""
     # A tuple that grows must not be seen by who lists all objects, to look for a leak, say.
-    return tuple([int(v.numpy()) for v in [self._state] + (self._progress or [])])
+    return tuple([int(v.numpy()) for v in [self._state, *(self._progress or []), *self._counters]])
 
   def break_off(self) -> None:
     """Aborts the current run, and marks the guard as broken for good."""

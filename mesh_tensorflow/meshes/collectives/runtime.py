@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import hashlib
 import itertools
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -30,29 +31,34 @@ _WIDER = {
 }
 
 
-class KeyAllocator:
-  """Numbers for TensorFlow's collectives, which are named by integers in a process.
+# Group keys of collectives between workers and of transfers lie between the numbers of TensorFlow's
+# strategies and of `workers.membership`, and those of the groups of meshes, which begin here.
+FIRST_GROUP_KEY = 1_000_000
+_GROUP_KEYS = 2**31 - 2**20 - FIRST_GROUP_KEY
 
-  Group keys are the same whenever the same devices form the groups; instance
-  keys are never used twice.
+
+class KeyAllocator:
+  """Numbers for TensorFlow's collectives, which are named by integers in a cluster.
+
+  Group keys are functions of the devices: whatever else a worker runs or does not run, it has the
+  same as the others of the group. Instance keys are never used twice in a group.
   """
 
   def __init__(self) -> None:
-    self._groups: dict[Any, int] = {}
-    # Above the numbers of TensorFlow's strategies and of `workers.membership`.
-    self._next_group = 70_000
-    self._instances = itertools.count(70_000)
+    self._instances: dict[int, Iterator[int]] = {}
 
   def group_key(self, devices: Sequence[str], groups: Groups) -> int:
     """The key of group 0; group k has the key k higher."""
-    key = (tuple(devices), groups.members)
-    if key not in self._groups:
-      self._groups[key] = self._next_group
-      self._next_group += len(groups.members)
-    return self._groups[key]
+    text = repr((tuple(devices), groups.members))
+    return FIRST_GROUP_KEY + int(hashlib.sha256(text.encode()).hexdigest(), 16) % _GROUP_KEYS
 
-  def instance_key(self) -> int:
-    return next(self._instances)
+  def instance_key(self, group_key: int) -> int:
+    """Returns the next number of a group.
+
+    Args:
+      group_key: the key of the group, of group 0 if there are several.
+    """
+    return next(self._instances.setdefault(group_key, itertools.count()))
 
 
 KEYS = KeyAllocator()
@@ -91,7 +97,7 @@ class RuntimeCollectives(Collectives):
     result = op(
       group_size=groups.size,
       group_key=first + self.choose(groups.table(groups.number)),
-      instance_key=KEYS.instance_key(),
+      instance_key=KEYS.instance_key(first),
       ordering_token=[self._token],
       **kwargs,
     )

@@ -53,7 +53,7 @@ class Communication:
     self._worker_of = list(worker_of)
     self._here = list(here)
     self._timeout_seconds = timeout_seconds
-    self._spans_workers = len(self._here) < len(self._devices)
+    self._spans_workers = len(set(self._worker_of)) > 1
     self._use_queues = self._choose(collectives)
     self._guard: RunGuard | None = None
     self._network: QueueNetwork | None = None

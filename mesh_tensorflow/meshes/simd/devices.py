@@ -86,6 +86,11 @@ def worker_of_device(device: str) -> int:
   return tasks.index((spec.job, spec.task))
 
 
+def has_job(device: str) -> bool:
+  """True if the name of a device says whose it is: "/job:worker/task:1/device:CPU:0"."""
+  return tf.DeviceSpec.from_string(device or "").job is not None
+
+
 def _full_name(device: str) -> str:
   """The name as the runtime spells it; the default device is the first CPU."""
   try:

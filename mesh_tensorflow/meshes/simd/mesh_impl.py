@@ -34,9 +34,10 @@ from mesh_tensorflow.meshes.layout import LayoutLike, pnum_to_processor_coordina
 from mesh_tensorflow.meshes.mesh_impl import MeshImpl
 from mesh_tensorflow.meshes.shares import SharesLike, assign_processors, device_grid
 from mesh_tensorflow.meshes.simd.communication import Communication
-from mesh_tensorflow.meshes.simd.devices import choose_devices, worker_of_device
+from mesh_tensorflow.meshes.simd.devices import choose_devices, has_job, worker_of_device
 from mesh_tensorflow.meshes.simd.program import ConcreteProgram, Program, TracedProgram, run_traced
 from mesh_tensorflow.meshes.store import StoredVariable, VariableStore
+from mesh_tensorflow.meshes.worker_transfers import TRANSFERS
 from mesh_tensorflow.numerics import kernels, padding
 from mesh_tensorflow.program import scope
 from mesh_tensorflow.program.dimensions import Shape, ShapeLike
@@ -215,7 +216,9 @@ class SimdMeshImpl(PerDeviceMeshImpl):
       process if there are enough, else its first logical CPUs; after `workers.join` those of
       all workers, the same number of each. A CPU may stand for several
       processors; then no messages between devices are needed, which makes it the fastest
-      form of a mesh within one CPU.
+      form of a mesh within one CPU. Names with job and task ("/job:worker/task:1/device:CPU:0")
+      may be of some of the workers only, for a program of several meshes: each worker makes all
+      meshes, and runs what is on its devices.
     device_assignment: TPU device assignment; kept for programs that ask for it.
     logical_to_physical: a permutation: processor i, row-major in the mesh, runs on
       device `logical_to_physical[i]`. By default the identity.
@@ -278,17 +281,13 @@ class SimdMeshImpl(PerDeviceMeshImpl):
       physical_devices = choose_devices(self.shape, physical_devices)
     self._devices = [physical_devices[p] for p in self._logical_to_physical]
     worker_of = [worker_of_device(d) for d in self._devices]
-    here = workers.current().index
     self._of_workers = [
       [p for p, w in enumerate(worker_of) if w == worker]
       for worker in range(workers.current().size)
     ]
-    self._here = self._of_workers[here]
-    if not self._here:
-      raise MeshShapeError(
-        f"mesh {self.shape}: none of its devices is of this {workers.current().name(here)}: "
-        f"{self._devices}; a mesh must have devices of every worker"
-      )
+    self._here = self._of_workers[workers.current().index]
+    if devices is not None and not all(has_job(d) for d in devices):
+      self._of_workers = [self._here]  # A mesh of this process alone; others may have their own.
     self._communication = Communication(
       self.shape, self._devices, worker_of, self._here, collectives, timeout_seconds
     )
@@ -332,8 +331,21 @@ class SimdMeshImpl(PerDeviceMeshImpl):
 
   @property
   def processors_of_workers(self) -> list[list[int]]:
-    """For each worker process the numbers of its processors."""
+    """For each worker process the numbers of its processors; of a process's own mesh one list."""
     return [list(processors) for processors in self._of_workers]
+
+  @property
+  def is_of_cluster(self) -> bool:
+    return len(self._of_workers) > 1
+
+  @property
+  def is_elsewhere(self) -> bool:
+    return not self._here
+
+  @property
+  def timeout_seconds(self) -> float:
+    """How long a processor waits for another one before the run fails, in seconds."""
+    return self._timeout_seconds
 
   @property
   def lowerings_per_run(self) -> int:
@@ -412,6 +424,13 @@ class SimdMeshImpl(PerDeviceMeshImpl):
     """
     if getattr(self._local, "program", None) is not None:
       raise GraphError(f"SimdMeshImpl {self.shape}: run was called inside a per-device program")
+    if not self._here:
+      cluster = workers.current()
+      raise UnsupportedError(
+        f"SimdMeshImpl {self.shape}: {cluster.name(cluster.index)} has none of its devices "
+        f"{self._devices}, and cannot run a program on it; give mtf.function a dict of all meshes "
+        "of the program, and call it in all workers"
+      )
 
     def call() -> Any:
       return fn(*args, **(kwargs or {}))
@@ -434,6 +453,8 @@ class SimdMeshImpl(PerDeviceMeshImpl):
   def reset(self) -> None:
     """Makes the mesh usable after a run that failed midway (see `collectives`)."""
     self._communication.reset()
+    if self.is_of_cluster:
+      TRANSFERS.reset()
 
   def _coordinates(self, pnum: int) -> list[int]:
     return pnum_to_processor_coordinates(self.shape, pnum)
@@ -465,6 +486,8 @@ class SimdMeshImpl(PerDeviceMeshImpl):
   # --------------------------------------------------------------- several workers
 
   def local_part(self, shape: Shape) -> tuple[list[int], list[int]]:
+    if not self._here:  # It is not asked for values; any will do, and those of others fit.
+      return super().local_part(shape)
     begins = [self.slice_begin(shape, p) for p in self._here]
     # What lies behind the end is padding, which nobody has to read.
     low = [min(*b, d.size) for b, d in zip(zip(*begins), shape)]
