@@ -298,9 +298,10 @@ class RunSettings(TrainerSettings):
     one_of(PIPELINE_SCHEDULES),
   )
   pipeline_cut: Any = setting(
-    'with `pipeline_stages`, which layers are on which stage: "auto": the longest stage is predicted '
-    'to be as short as can be, if that is a gain; "equal": equal numbers of layers; or the number '
-    "of each stage, such as (5, 4, 3). Attention and feed-forward layers count one each.",
+    'with `pipeline_stages`, which layers are on which stage: "auto": the longest stage is '
+    'predicted to be as short as can be, if that is a gain; "equal": equal numbers of layers; or '
+    "the number of each stage, such as (5, 4, 3). Attention and feed-forward layers count one "
+    "each.",
     "auto",
     Rule('"auto", "equal", or the number of layers of each stage, such as (5, 4, 3)', _is_cut),
   )

@@ -735,9 +735,7 @@ def _at_once(machine: Machine, stages: int) -> int:
   return stages if machine.shared else 1
 
 
-def _between(
-  cut: Sequence[int], crossings: Sequence[Crossing]
-) -> list[tuple[Crossing, int, int]]:
+def _between(cut: Sequence[int], crossings: Sequence[Crossing]) -> list[tuple[Crossing, int, int]]:
   """What goes from stage to stage, with the numbers of the two; each is sent once to a stage."""
   ends = list(itertools.accumulate(cut))
   found: dict[Any, tuple[Crossing, int, int]] = {}

@@ -365,7 +365,8 @@ class Search(BranchAndBound):
     self._share = mesh.shape.size if times.machine.shared else 1
     self._names = [frozenset(c.dims) for c in self.evaluator.chains]
     # The part of the time of each chain in that of a step.
-    self._shares = [1.0 if stages is None else stages.share(c, times) for c in self.evaluator.chains]
+    chains = self.evaluator.chains
+    self._shares = [1.0 if stages is None else stages.share(c, times) for c in chains]
     weight = {
       d: sum(sum(w) for w, names in zip(times.whole, self._names) if d in names)
       for d in mesh.domains
@@ -538,9 +539,7 @@ class Search(BranchAndBound):
     if self.stages is None:
       return evaluation.time(machine).sums.total, evaluation.memory, ()
     blocks, count = self.stages.blocks, self.stages.count
-    plan = blocks.plan(
-      evaluation.mesh_impl, evaluation.costs, machine, count, self.memory_limit
-    )
+    plan = blocks.plan(evaluation.mesh_impl, evaluation.costs, machine, count, self.memory_limit)
     assert plan.seconds is not None
     stage = plan.largest
     rest = stage.memory - stage.variables

@@ -10,7 +10,7 @@ from __future__ import annotations
 import bisect
 import contextlib
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import mesh_tensorflow as mtf
@@ -58,33 +58,30 @@ def check_count(stages: int, layers: int) -> None:
     )
 
 
-def set_cut(model: Any, cut: Sequence[int]) -> None:
+def set_cut(model: Any, cut: Sequence[int], why: str) -> None:
   """Cuts the layers of a model into stages of these numbers of layers.
 
   Args:
     model: see `count_layers`; it must not have been called yet.
     cut: number of layers of each stage.
+    why: where the cut comes from, for `described`.
   """
   for part in _parts(model):
-    part.pipeline_cut = tuple(cut)
+    part.pipeline_cut, part.pipeline_cut_from = tuple(cut), why
 
 
-@contextlib.contextmanager
-def cut_as(model: Any, cut: Sequence[int]) -> Iterator[None]:
-  """Context manager: in the block the layers of a model are cut like this.
+def described(model: Any, stages: int) -> str:
+  """A sentence about the layers of each stage; "" if there is one stage.
 
   Args:
     model: see `count_layers`.
-    cut: number of layers of each stage.
+    stages: number of stages.
   """
-  parts = _parts(model)
-  before = [part.pipeline_cut for part in parts]
-  set_cut(model, cut)
-  try:
-    yield
-  finally:
-    for part, own in zip(parts, before):
-      part.pipeline_cut = own
+  if stages < 2:
+    return ""
+  part = _parts(model)[0]
+  cut = part.pipeline_cut or equal_cut(count_layers(model), stages)
+  return f"{stages} stages of {', '.join(map(str, cut))} layers, {part.pipeline_cut_from}"
 
 
 def of_layer(context: Any, i: int) -> contextlib.AbstractContextManager[None]:

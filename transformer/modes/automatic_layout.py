@@ -34,13 +34,11 @@ from mesh_tensorflow.transformer.gin_config import model_config, operative
 from mesh_tensorflow.transformer.gin_config.checks import RUN
 from mesh_tensorflow.transformer.model.batching import compute_batch_size
 from mesh_tensorflow.transformer.model.mesh_setup import is_auto
-from mesh_tensorflow.transformer.model.model_steps import ModelSteps
 from mesh_tensorflow.transformer.modes import variants
 from mesh_tensorflow.transformer.modes.layout_rounds import Rounds, Start, mesh_text, rules_text
+from mesh_tensorflow.transformer.modes.planned_machine import usual_machine as usual_machine
 from mesh_tensorflow.transformer.modes.planned_steps import StepMaker
 from mesh_tensorflow.transformer.modes.variants import AS_BOUND, Variant
-
-_MOST_VIRTUAL = 16
 
 
 @dataclasses.dataclass(frozen=True)
@@ -63,19 +61,6 @@ class Found:
 def is_asked(settings: RunSettings) -> bool:
   """True if the layout or the mesh shape of `run` is "auto"."""
   return is_auto(settings.mesh_shape) or is_auto(settings.layout_rules)
-
-
-def usual_machine(devices: int, on_tpu: bool = False) -> str:
-  """The shipped machine that is predicted for where `choose_layout.machine` is not bound.
-
-  Args:
-    devices: how many there are.
-    on_tpu: whether they are those of a TPU.
-  """
-  if not on_tpu and tf.config.list_physical_devices("GPU"):
-    return "a100"
-  # More devices than one host has virtual CPUs are planned for a machine elsewhere.
-  return "tpu-v3" if on_tpu or devices > _MOST_VIRTUAL else "cpu"
 
 
 def mesh_to_join(
@@ -291,23 +276,6 @@ def search(settings: RunSettings, make: StepMaker, on_tpu: bool = False) -> Layo
     settings.mesh_implementation,
     bound=None if is_asked(settings) else Start(shape, mtf.convert_to_layout_rules(rules)),
   )
-
-
-def machine_of_plan(settings: RunSettings, steps: ModelSteps) -> Machine:
-  """The machine that a plan without a search is timed for: `choose_layout.machine`, or the usual.
-
-  Args:
-    settings: of the run.
-    steps: the programs of the model, on their mesh.
-  """
-  devices = int(steps.mesh_impl.shape.size) * settings.pipeline_stages
-  try:
-    bound = gin.query_parameter("choose_layout.machine")
-  except ValueError:  # It is not bound.
-    bound = None
-  machine = convert_to_machine(bound or usual_machine(devices, False))
-  assert machine is not None
-  return machine_of(machine.variant(settings.mesh_implementation), None, devices)
 
 
 def _kept(settings: RunSettings, shape: mtf.Shape) -> Found | None:

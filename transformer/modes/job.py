@@ -169,6 +169,7 @@ class Job(RunSettings):
       reshard_after_forward=self.reshard_after_forward,
       pipeline_stages=self.pipeline_stages,
       pipeline_schedule=self.pipeline_schedule,
+      pipeline_cut=self.pipeline_cut,
       precision=self.precision,
       settings=dataclasses.replace(part(TrainerSettings, self), seed=seeds.weights),
     )
