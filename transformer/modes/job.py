@@ -213,7 +213,7 @@ def _mesh_and_layout(
         # The search runs TensorFlow, after which no worker could join, nor virtual devices be made.
         mode.join_workers(to_join, settings.mesh_implementation)
         if not settings.mesh_devices:
-          mesh_setup.find_devices(to_join.size)
+          mesh_setup.find_devices(automatic_layout.all_devices(settings, to_join))
       found = automatic_layout.find(settings, lengths, on_tpu)
       settings = found.variant.applied(settings)
       mesh_shape, layout_rules = found.mesh_shape, found.layout_rules

@@ -109,8 +109,7 @@ def run_plan(job: Job) -> mtf.Report:
     if choice
     else make.steps(job.mesh_shape, job.layout_rules)
   )
-  if job.pipeline_stages > 1:
-    # The search knows meshes without stages only.
+  if steps.mesh_impl.stages:
     machine, _ = machine_without_search(steps.mesh_impl, job.mesh_implementation)
     return print_plan(steps, job.optimizer, machine)
   report = print_plan(steps, job.optimizer)
