@@ -293,9 +293,14 @@ def _tasks(
   if not tasks:
     if errors:
       raise LayoutError(str(errors[0])) from errors[0]
+    if stages is None:
+      raise LayoutError(
+        f"auto_layout: the {len(Blocks.of(graph) or ())} meshes of the program's pipeline do not "
+        f"divide the {devices} devices, and each stage has as many; stages= tells other numbers"
+      )
     raise LayoutError(
-      f"auto_layout: no number of stages of {list(stages or ())} divides the {devices} devices and "
-      "is at most that of the meshes of the program's pipeline"
+      f"auto_layout: no number of stages of {list(stages)} divides the {devices} devices and is at "
+      "most that of the meshes of the program's pipeline"
     )
   return tasks
 

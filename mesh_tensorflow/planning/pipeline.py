@@ -484,10 +484,13 @@ class Blocks:
     together = 1
     if machine is not None:
       together = _at_once(machine, len(self))
+      came: set[Tensor] = set()
       for i, (s, _) in enumerate(self._tasks()):
         seconds = self._seconds(s.operations, impl, costs, machine, self.microbatches)
         for x in s.inputs:
-          if isinstance(x.operation, Reshard) and x.operation in self._parts.order:
+          # What a backward task reads again is there.
+          if x.operation in self._crossing and x not in came:
+            came.add(x)
             a, b = self._number[x.operation.inputs[0].mesh], self._number[s.impl]
             sent = -(-x.size * int(x.dtype.size) // impl.size)
             seconds += _transfer(sent, a, b, len(self), impl.shape, machine)
