@@ -727,7 +727,8 @@ class Task:
       yield Shape([Dimension(n, 1) for n in names or ["mesh_0"]])
     # Over links that differ, and with names, it matters which dimension is which.
     ordered = len(self.machine.links) > 1 or bool(names)
-    for count in range(max(1, len(names)), 4):
+    # Stages are one dimension more.
+    for count in range(max(1, len(names)), 4 if self.stages is None else 3):
       for sizes in _factorizations(devices, count):
         if not ordered and list(sizes) != sorted(sizes, reverse=True):
           continue

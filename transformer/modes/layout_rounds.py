@@ -74,7 +74,8 @@ class Rounds:
 
   def _search(self, start: Start) -> None:
     first, *others = self._by_name
-    for i in range(_ROUNDS):
+    # With stages each number of microbatches has been told, and is the same for all layouts.
+    for i in range(_ROUNDS if self._settings.get("stages") is None else 1):
       step = self._start(start, first)
       if (graph := _fingerprint(step)) in self._graphs:
         return
@@ -84,6 +85,8 @@ class Rounds:
         choices={n: functools.partial(self._start, start, n) for n in others},
         **self._settings,
       )
+      if first:  # A search knows the first program by no name.
+        choice = _named(choice, first)
       real = self._as_built(choice)
       self._built.append(real)
       self._searched += choice.alternatives
@@ -168,6 +171,12 @@ class Rounds:
       shard_state=tuple(built.shard_state),
       reshard_after_forward=built.reshard_after_forward,
     )
+
+
+def _named(choice: LayoutChoice, first: str) -> LayoutChoice:
+  """A choice whose program has the name `first` if it has none; so have its alternatives."""
+  others = tuple(_named(c, first) for c in choice.alternatives)
+  return dataclasses.replace(choice, settings=choice.settings or first, alternatives=others)
 
 
 def _fingerprint(step: Function) -> int:

@@ -32,8 +32,9 @@ CHOICES = (MICROBATCHES, RECOMPUTE, SHARD_STATE, STAGES)
 _ONCE = "gathered once"
 # More microbatches than this rarely save anything: what they all need is there each time.
 _MOST_MICROBATCHES = 16
-# Stages are idle while the first and the last microbatches pass: many make that a small part.
-_MOST_IN_STAGES = 512
+# Stages are idle while the first and the last microbatches pass: many make that a small part. Each
+# number is a graph to read; between these the time differs little.
+_IN_STAGES = (1, 8, 32, 128, 512)
 # What gin binds for a variant: (scope, selector, argument).
 _ACCUMULATION = ("", RUN, "gradient_accumulation_steps")
 _RECOMPUTATION = ("", "mesh_tensorflow.transformer.transformer.LayerStack", "recompute_grads")
@@ -226,18 +227,19 @@ def variants(
       )
     batch = mtf.Dimension("batch", batch_size)
     as_bound = serialize_num_microbatches(batch, dict(sequence_length), "", "")
-    most = _MOST_MICROBATCHES
-    counts += [n for n in _powers_of_two(most) if batch_size % n == 0 and n != as_bound]
+    counts += [n for n in _powers_of_two() if batch_size % n == 0 and n != as_bound]
   if STAGES in choices and bound is None:
     # Their number by default follows from that of the stages: all that are looked at are told.
-    counts = [n for n in _powers_of_two(_MOST_IN_STAGES) if batch_size % n == 0]
+    divisors = [n for n in range(1, batch_size + 1) if batch_size % n == 0]
+    nearest = [max(n for n in divisors if n <= most) for most in _IN_STAGES]
+    counts = list(dict.fromkeys(nearest))
   again = (False, True) if RECOMPUTE in choices else (False,)
   return [Variant(n, r) for n in counts for r in again]
 
 
-def _powers_of_two(most: int) -> Iterator[int]:
+def _powers_of_two() -> Iterator[int]:
   n = 1
-  while n <= most:
+  while n <= _MOST_MICROBATCHES:
     yield n
     n *= 2
 
