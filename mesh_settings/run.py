@@ -27,6 +27,7 @@ MODEL_TYPES = (*PAIRED, "lm", "delimited_lm", "aligned")
 PRECISIONS = ("float32", "bfloat16", "float16", "auto")
 MESH_IMPLEMENTATIONS = ("auto", "placement", "simd")
 PIPELINE_SCHEDULES = ("gpipe", "1f1b", "zero_bubble")
+PIPELINE_CUTS = ("auto", "equal")
 BATCH_METHODS = (
   "sequences_per_batch", "tokens_per_batch", "sequences_per_replica", "tokens_per_replica"
 )  # fmt: skip
@@ -86,6 +87,12 @@ def _are_shares(x: object) -> bool:
     and all(isinstance(name, str) for name in x)
     and all(isinstance(n, (list, tuple)) and n and all(map(COUNT.is_legal, n)) for n in x.values())
   )
+
+
+def _is_cut(x: object) -> bool:
+  if isinstance(x, (list, tuple)):
+    return bool(x) and all(COUNT.is_legal(n) for n in x)
+  return x in PIPELINE_CUTS
 
 
 _CHECKPOINT_STEP = Rule(
@@ -308,6 +315,14 @@ class RunSettings(TrainerSettings):
     '"zero_bubble" (gradients of weights fill what would be idle time).',
     "1f1b",
     one_of(PIPELINE_SCHEDULES),
+  )
+  pipeline_cut: Any = setting(
+    'with `pipeline_stages`, which layers are on which stage: "auto": the longest stage is '
+    'predicted to be as short as can be, if that is a gain; "equal": equal numbers of layers; or '
+    "the number of each stage, such as (5, 4, 3). Attention and feed-forward layers count one "
+    "each.",
+    "auto",
+    Rule('"auto", "equal", or the number of layers of each stage, such as (5, 4, 3)', _is_cut),
   )
   precision: str | None = setting(
     'the dtype of computations: "float32"; "bfloat16"; "float16", in training with a loss scale; '

@@ -6,7 +6,7 @@ import collections
 import dataclasses
 import textwrap
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from mesh_tensorflow.arguments.checking import checked
@@ -15,8 +15,9 @@ from mesh_tensorflow.meshes.layout import LayoutLike, LayoutRules, convert_to_la
 from mesh_tensorflow.planning.evaluation import Evaluator, bytes_of_variable
 from mesh_tensorflow.planning.machine import Machine, convert_to_machine
 from mesh_tensorflow.planning.pieces import Pieces
+from mesh_tensorflow.planning.pipeline import Blocks
 from mesh_tensorflow.planning.program import Program, loaded_machine, machine_of
-from mesh_tensorflow.planning.search import Best, Found, Sharding, Task
+from mesh_tensorflow.planning.search import Best, Found, InStages, Sharding, Task
 from mesh_tensorflow.planning.text import WIDTH, format_bytes, format_seconds, table
 from mesh_tensorflow.program.dimensions import Shape, ShapeLike, convert_to_shape
 from mesh_tensorflow.program.graph import Graph, Tensor
@@ -47,6 +48,8 @@ class LayoutChoice:
     shard_state: mesh dimensions over which variables are stored in shards; see
       `MeshImpl.with_sharded_state`.
     reshard_after_forward: likewise.
+    stages: number of stages of a pipeline, each on a mesh of `mesh_shape`; 1: there is none.
+    cut: of these how many of the program's meshes each stands for.
   """
 
   mesh_shape: Shape
@@ -61,18 +64,21 @@ class LayoutChoice:
   settings: str = ""
   shard_state: tuple[str, ...] = ()
   reshard_after_forward: bool = True
+  stages: int = 1
+  cut: tuple[int, ...] = ()
 
   @property
   def built_with(self) -> str:
     """Names of the choices besides mesh and layout, in words."""
-    words = [self.settings] if self.settings else []
+    words = [f"{self.stages} stages"] if self.stages > 1 else []
+    words += [self.settings] if self.settings else []
     if self.shard_state:
       words.append(f"state in shards{'' if self.reshard_after_forward else ', gathered once'}")
     return ", ".join(words)
 
   def why_unsplit(self) -> str:
     """Why the layout splits nothing over the mesh, with figures; "" if it splits something."""
-    if self.layout.pairs or self.mesh_shape.size == 1:
+    if self.layout.pairs or self.mesh_shape.size == 1 or self.stages > 1:
       return ""
     whole = f"whole on each device, a step is predicted to take {format_seconds(self.seconds)}"
     split = next((c for c in self.alternatives if c.layout.pairs), None)
@@ -135,6 +141,7 @@ def auto_layout(
   time_limit: float = 60.0,
   choices: Mapping[str, Graph | Function | Callable[[], object]] | None = None,
   shard_state: bool = False,
+  stages: Sequence[int] | None = None,
 ) -> LayoutChoice:
   """Finds the layout with the least predicted step time among those that fit into memory.
 
@@ -161,13 +168,17 @@ def auto_layout(
       `MeshImpl.with_sharded_state`, where a layout does not fit otherwise; `shard_state` of the
       result says if they are. False: as the mesh of an `mtf.function` has them (over all its
       dimensions: over all of the mesh that is chosen).
+    stages: numbers of stages to choose from, for a program that is a pipeline with more meshes, one
+      for each layer, say: neighbouring meshes are then one stage. Each of S stages has a mesh of
+      `devices` / S devices, those of another S are not looked at; of 1 all devices have one mesh.
+      None: as many as the program has meshes, if it is a pipeline.
 
   Returns:
     A `LayoutChoice`, which prints as a table.
 
   Raises:
-    ArgumentError: neither or both of `devices` and `mesh_shape` are given; a number is out of its
-      range; or a name of `choices` is empty.
+    ArgumentError: neither or both of `devices` and `mesh_shape` are given, or `stages` without
+      `devices`; a number is out of its range; or a name of `choices` is empty.
     LayoutError: `fixed` contradicts the program or the mesh, or a mesh dimension divides no
       dimension of the program.
     OutOfMemoryError: no layout fits; it says which needs least, and what takes the memory.
@@ -183,6 +194,11 @@ def auto_layout(
       "auto_layout: alternatives must not be negative, and memory_limit (bytes) positive; got "
       f"{alternatives} and {memory_limit}"
     )
+  if stages is not None and (devices is None or not stages or min(stages) < 1):
+    raise ArgumentError(
+      f"auto_layout: stages takes numbers of at least 1, and devices=, got stages={stages!r} and "
+      f"devices={devices!r}"
+    )
   what = Program("auto_layout", program, results)
   chosen = convert_to_machine(_DEFAULT_MACHINE if machine is None else machine)
   assert chosen is not None
@@ -194,7 +210,7 @@ def auto_layout(
   if memory_limit is None:
     memory_limit = chosen.memory_of_each(size)
   programs = {"": what, **_programs(choices)}
-  tasks = _tasks(programs, chosen, rules, float(memory_limit), shape, size)
+  tasks = _tasks(programs, chosen, rules, float(memory_limit), shape, size, stages)
   best, proven = _searched(tasks, shard_state, size, 1 + alternatives, started, time_limit)
   took = time.monotonic() - start
   made = [_choice(f, tasks[0], proven, took) for f in best.found]
@@ -246,33 +262,69 @@ def _tasks(
   limit: float,
   shape: Shape | None,
   devices: int,
+  stages: Sequence[int] | None,
 ) -> list[Task]:
-  """Builds a search `Task` for each program that some mesh shape suits.
+  """Builds a search `Task` for each program, and number of stages, that some mesh shape suits.
 
   Raises:
     LayoutError: no program has one; the message is that of the first program.
   """
-  tasks, errors, pieces = [], [], Pieces()
+  tasks: list[Task] = []
+  errors, pieces = [], Pieces()
   parts = [devices] if shape is None else shape.to_integer_list
   for name, program in programs.items():
     graph, outputs = program.build()
+    impl = program.mesh_impl
+    sharding = Sharding(impl.state_dims, impl.reshards_after_forward) if impl else Sharding()
+    if shape is None and impl and set(impl.state_dims) == set(impl.shape.dimension_names):
+      # Over the whole mesh, whichever it will be.
+      sharding = Sharding(None if impl.state_dims else (), impl.reshards_after_forward)
+    blocks = Blocks.of(graph)
     try:
-      impl = program.mesh_impl
-      sharding = Sharding(impl.state_dims, impl.reshards_after_forward) if impl else Sharding()
-      if shape is None and impl and set(impl.state_dims) == set(impl.shape.dimension_names):
-        # Over the whole mesh, whichever it will be.
-        sharding = Sharding(None if impl.state_dims else (), impl.reshards_after_forward)
       task = Task(Evaluator(graph, outputs, pieces, parts), machine, rules, limit, name, sharding)
-      if shape is not None:
-        task.on_given(shape)
-      else:
-        task.on_any(devices)
-      tasks.append(task)
     except LayoutError as e:
       errors.append(e)
+      continue
+    for count, one in _in_stages(task, blocks, devices, shape, stages):
+      try:
+        if shape is not None:
+          one.on_given(shape)
+        else:
+          one.on_any(devices // count)
+        tasks.append(one)
+      except LayoutError as e:
+        errors.append(e)
   if not tasks:
-    raise LayoutError(str(errors[0])) from errors[0]
+    if errors:
+      raise LayoutError(str(errors[0])) from errors[0]
+    if stages is None:
+      raise LayoutError(
+        f"auto_layout: the {len(Blocks.of(graph) or ())} meshes of the program's pipeline do not "
+        f"divide the {devices} devices, and each stage has as many; stages= tells other numbers"
+      )
+    raise LayoutError(
+      f"auto_layout: no number of stages of {list(stages)} divides the {devices} devices and is at "
+      "most that of the meshes of the program's pipeline"
+    )
   return tasks
+
+
+def _in_stages(
+  task: Task,
+  blocks: Blocks | None,
+  devices: int,
+  shape: Shape | None,
+  stages: Sequence[int] | None,
+) -> Iterator[tuple[int, Task]]:
+  """Yields the numbers of stages that a program can have, each with its task."""
+  meshes = 1 if blocks is None else len(blocks)
+  for count in [meshes] if stages is None else sorted(set(stages)):
+    if count > meshes or (shape is None and devices % count):
+      continue
+    if count == 1 or blocks is None:
+      yield 1, task
+    else:
+      yield count, task.in_stages(InStages(blocks, count))
 
 
 def _programs(choices: Mapping[str, Any] | None) -> dict[str, Program]:
@@ -310,7 +362,7 @@ def _nothing_fits(
   if nearest is None:
     return OutOfMemoryError(f"{text}; the search for the one that needs least ran out of time")
   m = nearest.memory
-  (task,) = [t for t in tasks if (t.settings, t.sharding) == nearest.built_as()[1:]]
+  task = next(t for t in tasks if t.built_as == nearest.built_as()[1:])
   sizes = {v.full_name: bytes_of_variable(v) for v in task.evaluator.variables}
   whole = sorted(sizes.items(), key=lambda v: -v[1])
   variables = ", ".join(f"{n} {format_bytes(b)}" for n, b in whole[:3])
@@ -345,6 +397,8 @@ def _choice(found: Found, task: Task, proven: bool, took: float) -> LayoutChoice
     settings=found.settings,
     shard_state=found.sharding.over(found.mesh_shape),
     reshard_after_forward=found.sharding.reshard_after_forward,
+    stages=found.stages,
+    cut=found.cut,
   )
 
 

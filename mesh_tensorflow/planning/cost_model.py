@@ -359,6 +359,9 @@ class Seconds:
       self.overlappable + other.overlappable,
     )
 
+  def __mul__(self, factor: float) -> Seconds:
+    return Seconds(self.computing * factor, self.exchanging * factor, self.overlappable * factor)
+
 
 @dataclasses.dataclass
 class StepTime:

@@ -3,13 +3,20 @@
 The operations of all stages have been evaluated on the mesh of one stage, whose shape and layout
 all have. Here they are put together stage by stage: the tasks of a microbatch, with their seconds
 on a machine, give the table of the schedule (`meshes.schedules`), and that the time of the step.
+
+A program with a mesh for each layer is predicted for fewer stages, too: `Blocks.plan` takes
+neighbouring meshes for one stage, cut so that the longest stage is as short as can be.
 """
 
 from __future__ import annotations
 
+import bisect
 import dataclasses
-from collections.abc import Mapping, Sequence
-from typing import Any
+import functools
+import itertools
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
 
 from mesh_tensorflow.meshes import schedules
 from mesh_tensorflow.operations.cross_mesh import Reshard
@@ -17,11 +24,18 @@ from mesh_tensorflow.operations.loops import WhileLoopOperation
 from mesh_tensorflow.operations.variables import Variable
 from mesh_tensorflow.planning.cost_model import step_time
 from mesh_tensorflow.planning.lowering import OperationCost, trips
-from mesh_tensorflow.planning.machine import Machine
+from mesh_tensorflow.planning.machine import Link, Machine
 from mesh_tensorflow.planning.mesh_impl import PlanMeshImpl
+from mesh_tensorflow.program.dimensions import Shape
 from mesh_tensorflow.program.graph import Graph, Operation, Tensor, reads
 from mesh_tensorflow.running.pipeline import Stages, divided
 from mesh_tensorflow.running.segments import Segment, is_pipeline
+
+# Cuts whose longest stages differ by less take the same time.
+_SAME = 1e-9
+# A cut that is not into equal numbers must make the longest stage shorter by this part: less is
+# below what a prediction can tell.
+_GAIN = 0.01
 
 
 @dataclasses.dataclass(frozen=True)
@@ -31,8 +45,10 @@ class StagePlan:
   Attributes:
     name: of its mesh.
     variables: bytes of its variables on each device, those of the optimizer included.
+    gradients: bytes of the sums of its gradients on each device.
     kept: bytes of activations on each device that a microbatch keeps for its way back.
-    transient: the most bytes of activations on each device that a task has besides, at any time.
+    transient: the most bytes on each device that a task makes besides, at any time, the gradients
+      of a microbatch among them.
     under_way: the most microbatches of which it keeps activations.
     sent: bytes that each device sends to other stages in a step.
     forward: seconds of its forward tasks for a microbatch; 0 without a machine.
@@ -42,6 +58,7 @@ class StagePlan:
 
   name: str
   variables: int
+  gradients: int
   kept: int
   transient: int
   under_way: int
@@ -52,8 +69,8 @@ class StagePlan:
 
   @property
   def memory(self) -> int:
-    """Bytes on each device, at most: variables, kept activations, and what the running task has."""
-    return self.variables + self.kept * self.under_way + self.transient
+    """Bytes on each device, at most: variables, gradients, activations, and the running task's."""
+    return self.variables + self.gradients + self.kept * self.under_way + self.transient
 
 
 @dataclasses.dataclass(frozen=True)
@@ -63,14 +80,17 @@ class PipelinePlan:
   Attributes:
     schedule: name of the schedule.
     table: the schedule, in seconds; without a machine in units of a forward task.
-    stages: its stages, in the order of their first tasks.
+    stages: its stages, in the order of the program's meshes.
     is_timed: whether there is a machine.
+    cut: how many meshes of the program each stage stands for: one, but in a plan of
+      `Blocks.plan`.
   """
 
   schedule: str
   table: schedules.Table
   stages: list[StagePlan]
   is_timed: bool
+  cut: tuple[int, ...] = ()
 
   @property
   def microbatches(self) -> int:
@@ -94,6 +114,11 @@ class PipelinePlan:
     """Bytes on each device of the stage that needs most."""
     return max(s.memory for s in self.stages)
 
+  @property
+  def largest(self) -> StagePlan:
+    """The stage that needs most memory."""
+    return max(self.stages, key=lambda s: s.memory)
+
   def drawn(self, width: int = 84) -> str:
     """The schedule as text; see `schedules.drawn`."""
     names = {i: s.name for i, s in enumerate(self.stages)}
@@ -110,6 +135,176 @@ class PipelinePlan:
     }
 
 
+class Crossing(NamedTuple):
+  """A tensor that goes from one mesh to another, for each microbatch.
+
+  Attributes:
+    key: equal for what is sent once to a mesh: the tensor; of a gradient its shape, as those of
+      layers on one mesh are added up before they are sent.
+    source: number of the mesh that makes it.
+    target: number of the mesh that needs it.
+    bytes: that each device sends.
+    is_backward: whether it is a gradient.
+  """
+
+  key: Any
+  source: int
+  target: int
+  bytes: int
+  is_backward: bool
+
+
+@dataclasses.dataclass(frozen=True)
+class Block:
+  """What the operations of one mesh of a pipeline take; without what comes from other meshes.
+
+  Attributes:
+    name: of the mesh.
+    forward: seconds of its forward tasks for a microbatch.
+    backward: of its backward tasks; of the last mesh of both, which are one task.
+    weights: of gradients of weights, where these are tasks of their own.
+    outside: seconds of a step outside of the pipeline.
+    variables: see `StagePlan`.
+    gradients: likewise.
+    kept: likewise.
+    transient: the most bytes that a task makes besides gradients and what is kept.
+  """
+
+  name: str
+  forward: float
+  backward: float
+  weights: float
+  outside: float
+  variables: int
+  gradients: int
+  kept: int
+  transient: int
+
+  @property
+  def seconds(self) -> float:
+    """Seconds of a microbatch, forward and backward."""
+    return self.forward + self.backward + self.weights
+
+
+# ------------------------------------------------------------------------------- cuts
+
+
+def equal_cut(count: int, stages: int) -> list[int]:
+  """Cuts layers into runs of equal number, or nearly.
+
+  Args:
+    count: number of layers.
+    stages: number of stages, at most as many.
+
+  Returns:
+    The number of layers of each stage.
+  """
+  # Layer i is on stage i * stages // count.
+  ends = [-(-count * (s + 1) // stages) for s in range(stages)]
+  return [end - begin for begin, end in zip([0, *ends], ends)]
+
+
+def balanced_cut(
+  seconds: Sequence[float],
+  stages: int,
+  fits: Callable[[int, int, int], bool] | None = None,
+) -> list[int]:
+  """Cuts layers into runs so that the longest stage is as short as can be, by dynamic programming.
+
+  Of several such cuts it is the one that is next to equal numbers of layers.
+
+  Args:
+    seconds: of each layer.
+    stages: number of stages, at most as many.
+    fits: whether stage `s` may have the layers from `begin` to before `end`, called as
+      `fits(s, begin, end)`; None: it may have any.
+
+  Returns:
+    The number of layers of each stage; of equal numbers if no cut fits.
+  """
+  count = len(seconds)
+  equal = equal_cut(count, stages)
+  until = [0.0, *itertools.accumulate(seconds)]
+  ends = list(itertools.accumulate(equal))
+
+  def lasts(begin: int, end: int) -> float:
+    return until[end] - until[begin]
+
+  def may(s: int, begin: int, end: int) -> bool:
+    return fits is None or fits(s, begin, end)
+
+  runs = list(zip([0, *ends], ends))
+  limit = math.inf
+  if all(may(s, begin, end) for s, (begin, end) in enumerate(runs)):
+    limit = max(lasts(begin, end) for begin, end in runs)
+  # The least time of the longest of the first stages, by the layer at which they end.
+  least = _cheapest(count, stages, lasts, may, max, lambda s, end, value: value, limit)
+  if least is None:
+    return equal
+  shortest = max(lasts(b, e) for b, e in least)
+  # Of the cuts that are as short the one next to equal numbers.
+  best = _cheapest(
+    count,
+    stages,
+    lasts,
+    may,
+    lambda before, _: before,
+    lambda s, end, value: value + (end - ends[s]) ** 2,
+    shortest * (1 + _SAME),
+  )
+  assert best is not None
+  return [end - begin for begin, end in best]
+
+
+def _cheapest(
+  count: int,
+  stages: int,
+  lasts: Callable[[int, int], float],
+  may: Callable[[int, int, int], bool],
+  join: Callable[[float, float], float],
+  weigh: Callable[[int, int, float], float],
+  limit: float,
+) -> list[tuple[int, int]] | None:
+  """The cut of least cost, all of whose stages last at most `limit`: of each stage begin and end.
+
+  Args:
+    count: number of layers.
+    stages: number of stages.
+    lasts: seconds of layers from begin to before end.
+    may: whether a stage may have them.
+    join: the cost so far with the seconds of one more stage.
+    weigh: the cost with what the end of stage s adds to it.
+    limit: seconds.
+  """
+  slack = limit * (1 + _SAME) if limit < math.inf else limit
+  costs: list[dict[int, tuple[float, int]]] = [{0: (0.0, 0)}]
+  for s in range(stages):
+    row: dict[int, tuple[float, int]] = {}
+    for begin, (before, _) in sorted(costs[-1].items()):
+      last = s == stages - 1
+      for end in range(count if last else begin + 1, count - (stages - 1 - s) + 1):
+        long = lasts(begin, end)
+        if long > slack or end <= begin:
+          break
+        if not may(s, begin, end):
+          continue
+        cost = weigh(s, end, join(before, long))
+        if end not in row or cost < row[end][0]:
+          row[end] = (cost, begin)
+    costs.append(row)
+  if count not in costs[-1]:
+    return None
+  found, end = [], count
+  for row in reversed(costs[1:]):
+    begin = row[end][1]
+    found.append((begin, end))
+    end = begin
+  return found[::-1]
+
+
+# ------------------------------------------------------------------------- predictions
+
+
 def plan_pipeline(
   graph: Graph,
   impl: PlanMeshImpl,
@@ -124,140 +319,456 @@ def plan_pipeline(
     costs: of its operations on such a mesh.
     machine: the machine, or None.
   """
-
-  def mesh_of(x: Any) -> Any:
-    return x.mesh
-
-  loops = [op for op in graph.operations if is_pipeline(op, mesh_of)]
-  if not loops or not isinstance(loops[0], WhileLoopOperation):
-    return None
-  loop = loops[0]
-  seed = graph.random_seed if isinstance(graph.random_seed, Tensor) else None
-  parts = divided(loop, mesh_of, seed)
-  planned = _Planned(graph, impl, costs, machine, loop, parts)
-  tasks = planned.tasks()
-  table = schedules.table(tasks, trips(loop) or 1, loop.schedule)
-  return PipelinePlan(loop.schedule, table, planned.stages(table), machine is not None)
+  blocks = Blocks.of(graph)
+  return None if blocks is None else blocks.as_built(impl, costs, machine)
 
 
-@dataclasses.dataclass
-class _Planned:
-  graph: Graph
-  impl: PlanMeshImpl
-  costs: Mapping[Operation, OperationCost]
-  machine: Machine | None
-  loop: WhileLoopOperation
-  parts: Stages
+class Blocks:
+  """The meshes of a graph's pipeline, each a stage or one of several layers of a stage.
 
-  def __post_init__(self) -> None:
-    self.segments = self.parts.segments
+  Args:
+    graph: the graph.
+    loop: over its microbatches.
+
+  Attributes:
+    graph: the graph.
+    meshes: in the order of the graph.
+    microbatches: number of microbatches of a step.
+    schedule: name of the schedule.
+  """
+
+  def __init__(self, graph: Graph, loop: WhileLoopOperation):
+    self.graph, self._loop = graph, loop
+    seed = graph.random_seed if isinstance(graph.random_seed, Tensor) else None
+    self._parts: Stages = divided(loop, _mesh_of, seed)
     # Of a program that is only planned a mesh stands for its own implementation.
-    self.meshes: list[Any] = list(dict.fromkeys(s.impl for s in self.segments))
-    self.times = trips(self.loop) or 1
+    used = {s.impl for s in self._parts.segments}
+    order = {mesh: i for i, mesh in enumerate(graph.meshes.values())}
+    self.meshes: list[Any] = sorted(used, key=lambda mesh: order.get(mesh, len(order)))
+    self._number = {mesh: i for i, mesh in enumerate(self.meshes)}
+    self.microbatches = trips(loop) or 1
+    self.schedule = str(loop.schedule)
 
-  def seconds(self, operations: Sequence[Operation], per: int = 1) -> float:
+  @classmethod
+  def of(cls, graph: Graph) -> Blocks | None:
+    """The meshes of the pipeline of a graph; None if it has none.
+
+    Args:
+      graph: the graph.
+    """
+    for op in graph.operations:
+      if is_pipeline(op, _mesh_of) and isinstance(op, WhileLoopOperation):
+        return cls(graph, op)
+    return None
+
+  def __len__(self) -> int:
+    return len(self.meshes)
+
+  @functools.cached_property
+  def _own(self) -> list[list[Segment]]:
+    """The segments of each mesh."""
+    own: list[list[Segment]] = [[] for _ in self.meshes]
+    for s in self._parts.segments:
+      own[self._number[s.impl]].append(s)
+    return own
+
+  @functools.cached_property
+  def _outside(self) -> list[list[Operation]]:
+    """The operations of each mesh outside of the pipeline."""
+    inside = set(self._loop.inner_operations)
+    found: list[list[Operation]] = [[] for _ in self.meshes]
+    for op in self.graph.operations:
+      if op not in inside and op is not self._loop and op.mesh in self._number:
+        found[self._number[op.mesh]].append(op)
+    return found
+
+  @functools.cached_property
+  def _variables(self) -> list[list[Variable]]:
+    found: list[list[Variable]] = [[] for _ in self.meshes]
+    for op in self.graph.operations:
+      if isinstance(op, Variable) and op.mesh in self._number:
+        found[self._number[op.mesh]].append(op)
+    return found
+
+  @functools.cached_property
+  def bytes_of_weights(self) -> dict[tuple[str, ...], int]:
+    """Bytes of variables, of sums of gradients and of one microbatch's, by their dimensions."""
+    found: dict[tuple[str, ...], int] = {}
+    for variables, own in zip(self._variables, self._own):
+      sizes = [(v.shape, int(v.size) * int(v.slice_dtype.size)) for v in variables]
+      sizes += [(x.shape, 2 * int(x.size) * int(x.dtype.size)) for x in self._summed(own)]
+      for shape, size in sizes:
+        names = tuple(shape.dimension_names)
+        found[names] = found.get(names, 0) + size
+    return found
+
+  def crossings(self, impl: PlanMeshImpl) -> list[Crossing]:
+    """What goes from mesh to mesh for each microbatch.
+
+    Args:
+      impl: mesh shape and layout of every stage.
+    """
+    source: dict[Tensor, Tensor] = {}
+    found = []
+    for r in self._parts.order:
+      if not isinstance(r, Reshard):
+        continue
+      x, y = r.inputs[0], r.outputs[0]
+      root = source[y] = source.get(x, x)
+      # The replicas of a slice share what is sent.
+      sent = -(-x.size * int(x.dtype.size) // impl.size)
+      key = x.shape if r.is_backward else root
+      found.append(
+        Crossing(key, self._number[root.mesh], self._number[y.mesh], sent, bool(r.is_backward))
+      )
+    return found
+
+  def measured(
+    self,
+    impl: PlanMeshImpl,
+    costs: Mapping[Operation, OperationCost],
+    machine: Machine | None,
+  ) -> list[Block]:
+    """The cost of each mesh.
+
+    Args:
+      impl: mesh shape and layout of every stage.
+      costs: of the operations on such a mesh.
+      machine: the machine, or None.
+    """
+    tasks = dict(zip(self._parts.segments, self._parts.tasks))
+    result = []
+    for mesh, own, outside, variables in zip(
+      self.meshes, self._own, self._outside, self._variables
+    ):
+      seconds = {"F": 0.0, "B": 0.0, "W": 0.0}
+      for s in own:
+        kind = tasks[s].kind
+        seconds["B" if kind == "FB" else kind] += self._seconds(
+          s.operations, impl, costs, machine, self.microbatches
+        )
+      summed = self._summed(own)
+      kept = self._kept(own)
+      result.append(
+        Block(
+          name=mesh.name,
+          forward=seconds["F"],
+          backward=seconds["B"],
+          weights=seconds["W"],
+          outside=self._seconds(outside, impl, costs, machine),
+          variables=sum(
+            v.stored_impl(impl).slice_size(v.shape) * v.slice_dtype.size for v in variables
+          ),
+          gradients=sum(_bytes(x, impl) for x in summed),
+          kept=sum(_bytes(x, impl) for x in kept),
+          transient=max(self._transient(s, {*summed, *kept}, impl) for s in own),
+        )
+      )
+    return result
+
+  def as_built(
+    self,
+    impl: PlanMeshImpl,
+    costs: Mapping[Operation, OperationCost],
+    machine: Machine | None,
+  ) -> PipelinePlan:
+    """The prediction for the program with each of its meshes as a stage.
+
+    Args:
+      impl: mesh shape and layout of every stage.
+      costs: of the operations on such a mesh.
+      machine: the machine, or None.
+    """
+    blocks = self.measured(impl, costs, machine)
+    tasks = [dataclasses.replace(t, mesh=self._number[s.impl]) for s, t in self._tasks()]
+    together = 1
+    if machine is not None:
+      together = _at_once(machine, len(self))
+      came: set[Tensor] = set()
+      for i, (s, _) in enumerate(self._tasks()):
+        seconds = self._seconds(s.operations, impl, costs, machine, self.microbatches)
+        for x in s.inputs:
+          # What a backward task reads again is there.
+          if x.operation in self._crossing and x not in came:
+            came.add(x)
+            a, b = self._number[x.operation.inputs[0].mesh], self._number[s.impl]
+            sent = -(-x.size * int(x.dtype.size) // impl.size)
+            seconds += _transfer(sent, a, b, len(self), impl.shape, machine)
+        tasks[i] = dataclasses.replace(tasks[i], seconds=max(seconds * together, 1e-9))
+    table = schedules.table(tasks, self.microbatches, self.schedule)
+    ones = [1] * len(self)
+    sent = self._sent(ones, self.crossings(impl))
+    stages = [self._stage([b], table, i, sent[i], together) for i, b in enumerate(blocks)]
+    return PipelinePlan(self.schedule, table, stages, machine is not None, tuple(ones))
+
+  def plan(
+    self,
+    impl: PlanMeshImpl,
+    costs: Mapping[Operation, OperationCost],
+    machine: Machine,
+    stages: int,
+    memory_limit: float | None = None,
+    cut: Sequence[int] | None = None,
+  ) -> PipelinePlan:
+    """The prediction for the program on fewer stages, each for neighbouring meshes of it.
+
+    Args:
+      impl: mesh shape and layout of every stage.
+      costs: of the operations on such a mesh.
+      machine: the machine.
+      stages: number of stages, at least 2 and at most that of the meshes.
+      memory_limit: bytes that a device has; None: any number.
+      cut: number of meshes of each stage; by default the cut with the shortest longest stage whose
+        stages fit, if that is a gain, or else equal numbers.
+    """
+    blocks = self.measured(impl, costs, machine)
+    if cut is None:
+      cut = self.cut(blocks, stages, memory_limit)
+    return self._merged(blocks, cut, self.crossings(impl), impl, machine)
+
+  def cut(self, blocks: Sequence[Block], stages: int, memory_limit: float | None) -> list[int]:
+    """The number of meshes of each stage; see `plan`.
+
+    Args:
+      blocks: as `measured` returns them.
+      stages: number of stages.
+      memory_limit: bytes that a device has, or None.
+    """
+    equal = equal_cut(len(blocks), stages)
+    # One microbatch goes through the stages one after the other, however they are cut.
+    if self.microbatches == 1:
+      return equal
+    fits = None
+    if memory_limit is not None:
+      held = _Held(blocks, stages, self.microbatches, self.schedule)
+
+      def fits(s: int, begin: int, end: int) -> bool:
+        return held.memory(s, begin, end) <= memory_limit
+
+    seconds = [b.seconds for b in blocks]
+    best = balanced_cut(seconds, stages, fits)
+    runs = list(itertools.accumulate(equal))
+    if fits is None or all(fits(s, b, e) for s, (b, e) in enumerate(zip([0, *runs], runs))):
+      if longest(seconds, best) > (1 - _GAIN) * longest(seconds, equal):
+        return equal
+    return best
+
+  def _merged(
+    self,
+    blocks: Sequence[Block],
+    cut: Sequence[int],
+    crossings: Sequence[Crossing],
+    impl: PlanMeshImpl,
+    machine: Machine,
+  ) -> PipelinePlan:
+    stages = len(cut)
+    ends = list(itertools.accumulate(cut))
+    parts = [blocks[begin:end] for begin, end in zip([0, *ends], ends)]
+    together = _at_once(machine, stages)
+    came = {False: [0.0] * stages, True: [0.0] * stages}
+    for c, a, b in _between(cut, crossings):
+      came[c.is_backward][b] += _transfer(c.bytes, a, b, stages, impl.shape, machine)
+    tasks: list[schedules.Task] = []
+
+    def add(s: int, kind: str, after: Sequence[int], seconds: float) -> int:
+      tasks.append(schedules.Task(s, kind, tuple(after), max(seconds * together, 1e-9)))
+      return len(tasks) - 1
+
+    forward = [sum(b.forward for b in part) + came[False][s] for s, part in enumerate(parts)]
+    backward = [sum(b.backward for b in part) + came[True][s] for s, part in enumerate(parts)]
+    weights = [sum(b.weights for b in part) for part in parts]
+    made: list[int] = []
+    for s in range(stages - 1):
+      made.append(add(s, "F", made[-1:], forward[s]))
+    last = add(stages - 1, "FB", made[-1:], forward[-1] + backward[-1])
+    for s in range(stages - 1, -1, -1):
+      if s < stages - 1:
+        last = add(s, "B", [made[s], last], backward[s])
+      if weights[s]:
+        add(s, "W", [last], weights[s])
+    table = schedules.table(tasks, self.microbatches, self.schedule)
+    sent = self._sent(cut, crossings)
+    found = []
+    for s, part in enumerate(parts):
+      one = self._stage(part, table, s, sent[s], together)
+      found.append(dataclasses.replace(one, name=f"stage{s}"))
+    return PipelinePlan(self.schedule, table, found, True, tuple(cut))
+
+  def _stage(
+    self,
+    part: Sequence[Block],
+    table: schedules.Table,
+    number: int,
+    sent: int,
+    together: int,
+  ) -> StagePlan:
+    own = [t for t in table.tasks if t.mesh == number]
+    is_timed = any(b.seconds for b in part)
+    gradients = sum(b.gradients for b in part)
+    return StagePlan(
+      name=part[0].name,
+      variables=sum(b.variables for b in part),
+      gradients=gradients,
+      kept=sum(b.kept for b in part),
+      transient=max(b.transient for b in part) + gradients,
+      under_way=table.under_way(number),
+      sent=sent,
+      forward=sum(t.seconds for t in own if t.kind == "F") if is_timed else 0.0,
+      backward=sum(t.seconds for t in own if t.kind != "F") if is_timed else 0.0,
+      outside=sum(b.outside for b in part) * together,
+    )
+
+  def _sent(self, cut: Sequence[int], crossings: Sequence[Crossing]) -> list[int]:
+    """Bytes that each device of each stage sends in a step."""
+    sent = [0] * len(cut)
+    for c, a, _ in _between(cut, crossings):
+      sent[a] += c.bytes * self.microbatches
+    return sent
+
+  def _tasks(self) -> list[tuple[Segment, schedules.Task]]:
+    return list(zip(self._parts.segments, self._parts.tasks))
+
+  @staticmethod
+  def _seconds(
+    operations: Sequence[Operation],
+    impl: PlanMeshImpl,
+    costs: Mapping[Operation, OperationCost],
+    machine: Machine | None,
+    per: int = 1,
+  ) -> float:
     """Predicted seconds of operations, of which each runs `times / per` times."""
-    if self.machine is None:
+    if machine is None:
       return 0.0
-    found = [self.costs[op] for op in operations if op in self.costs]
+    found = [costs[op] for op in operations if op in costs]
     return step_time(
       (
         (c.work, [(x.kind, x.bytes_over) for x in c.collectives], max(c.times // per, 1))
         for c in found
       ),
-      self.machine,
-      self.impl.shape,
+      machine,
+      impl.shape,
     ).seconds
 
-  def tasks(self) -> list[schedules.Task]:
-    """The tasks of a microbatch with their seconds, those of what comes from other stages too."""
-    if self.machine is None:
-      return list(self.parts.tasks)
-    result = []
-    for s, task in zip(self.segments, self.parts.tasks):
-      received = [x for x in s.inputs if isinstance(x.operation, Reshard)]
-      received = [x for x in received if x.operation in self.parts.order]
-      seconds = self.seconds(s.operations, self.times) + self.transfer(received)
-      result.append(dataclasses.replace(task, seconds=max(seconds, 1e-9)))
-    return result
+  def _summed(self, own: Sequence[Segment]) -> list[Tensor]:
+    """What segments of a mesh add up over the microbatches."""
+    made = {x for s in own for x in s.outputs}
+    return [x for x in dict.fromkeys(self._parts.sums) if x in made]
 
-  def transfer(self, received: Sequence[Tensor]) -> float:
-    """Seconds of bringing tensors from one stage to another."""
-    if self.machine is None or not received:
-      return 0.0
-    both = 2 * self.impl.size
-    link = next(
-      (x for x in self.machine.links if x.devices is None or x.devices >= both),
-      self.machine.links[-1],
-    )
-    speed, share = link.speed("receive"), both if self.machine.shared else 1
-    sent = sum(map(self.bytes_crossing, received))
-    return (speed.latency * len(received) + sent / speed.bandwidth) * share
-
-  def bytes_crossing(self, x: Tensor) -> int:
-    """Bytes that each device sends: the replicas of a slice share them."""
-    return -(-x.size * int(x.dtype.size) // self.impl.size)
-
-  def bytes_of(self, x: Tensor) -> int:
-    return int(self.impl.slice_size(x.shape)) * int(x.dtype.size)
-
-  def stages(self, table: schedules.Table) -> list[StagePlan]:
-    """The stages, by the table of their schedule."""
-    inside = set(self.loop.inner_operations)
-    crossings = [r for r in self.parts.order if isinstance(r, Reshard)]
-    result = []
-    for i, mesh in enumerate(self.meshes):
-      own = [s for s in self.segments if s.impl is mesh]
-      variables = [v for v in self.graph.operations if isinstance(v, Variable) and v.mesh is mesh]
-      outside = [op for op in self.costs if op.mesh is mesh and op not in inside]
-      kinds = [table.tasks[self.segments.index(s)] for s in own]
-      result.append(
-        StagePlan(
-          name=mesh.name,
-          variables=sum(
-            v.stored_impl(self.impl).slice_size(v.shape) * v.slice_dtype.size for v in variables
-          ),
-          kept=self.kept(own),
-          transient=max(self.transient(s) for s in own),
-          under_way=table.under_way(i),
-          sent=self.times
-          * sum(self.bytes_crossing(r.outputs[0]) for r in crossings if r.inputs[0].mesh is mesh),
-          forward=sum(t.seconds for t in kinds if t.kind == "F") if self.machine else 0.0,
-          backward=sum(t.seconds for t in kinds if t.kind != "F") if self.machine else 0.0,
-          outside=self.seconds([op for op in outside if op is not self.loop]),
-        )
-      )
-    return result
-
-  def kept(self, own: Sequence[Segment]) -> int:
-    """Bytes that segments of a mesh leave for later ones of the same microbatch there."""
+  def _kept(self, own: Sequence[Segment]) -> list[Tensor]:
+    """What segments of a mesh leave for later ones of the same microbatch there."""
     made = {x: s for s in own for x in s.outputs}
-    later = {x for s in own for x in s.inputs if x in made and made[x] is not s}
+    later = {x: None for s in own for x in s.inputs if x in made and made[x] is not s}
     # What comes from another mesh and is used by several is kept, too.
     uses: dict[Tensor, int] = {}
     for s in own:
       for x in s.inputs:
-        if isinstance(x.operation, Reshard) and x.operation in self.parts.order:
+        if isinstance(x.operation, Reshard) and x.operation in self._crossing:
           uses[x] = uses.get(x, 0) + 1
-    again = [x for x, n in uses.items() if n > 1]
-    return sum(self.bytes_of(x) for x in [*later, *again])
+    return [*later, *(x for x, n in uses.items() if n > 1)]
 
-  def transient(self, s: Segment) -> int:
-    """The most bytes of what a segment makes, and does not leave, at any time."""
-    left = set(s.outputs)
+  @functools.cached_property
+  def _crossing(self) -> set[Operation]:
+    return {r for r in self._parts.order if isinstance(r, Reshard)}
+
+  @staticmethod
+  def _transient(s: Segment, others: set[Tensor], impl: PlanMeshImpl) -> int:
+    """The most bytes at any time of what a segment makes, without `others`."""
     last: dict[Tensor, int] = {}
     for i, op in enumerate(s.operations):
       for x in reads(op):
         last[x] = i
+    end = len(s.operations) - 1
+    last.update(dict.fromkeys(s.outputs, end))
     now = most = 0
     live: dict[int, list[Tensor]] = {}
     for i, op in enumerate(s.operations):
       if isinstance(op, Variable):
         continue
       for x in op.outputs:
-        now += self.bytes_of(x)
-        if x not in left:
+        if x not in others:
+          now += _bytes(x, impl)
           live.setdefault(max(last.get(x, i), i), []).append(x)
       most = max(most, now)
-      now -= sum(self.bytes_of(x) for x in live.pop(i, ()))
-    return max(most - sum(self.bytes_of(x) for x in left), 0)
+      now -= sum(_bytes(x, impl) for x in live.pop(i, ()))
+    return most
+
+
+class _Held:
+  """Bytes of stages of neighbouring blocks."""
+
+  def __init__(self, blocks: Sequence[Block], stages: int, microbatches: int, schedule: str):
+    self._stages, self._all = stages, schedule == "gpipe"
+    self._microbatches = microbatches
+    self._fixed = [0, *itertools.accumulate(b.variables + 2 * b.gradients for b in blocks)]
+    self._kept = [0, *itertools.accumulate(b.kept for b in blocks)]
+    self._transient = [b.transient for b in blocks]
+
+  def memory(self, s: int, begin: int, end: int) -> int:
+    """Bytes of stage `s` with blocks from `begin` to before `end`."""
+    under_way = self._microbatches
+    if s == self._stages - 1:
+      under_way = 1
+    elif not self._all:
+      under_way = min(under_way, self._stages - s)
+    kept = (self._kept[end] - self._kept[begin]) * under_way
+    return self._fixed[end] - self._fixed[begin] + kept + max(self._transient[begin:end])
+
+
+def longest(seconds: Sequence[float], cut: Sequence[int]) -> float:
+  """Seconds of the longest stage of a cut.
+
+  Args:
+    seconds: of each layer.
+    cut: number of layers of each stage.
+  """
+  ends = list(itertools.accumulate(cut))
+  return max(sum(seconds[begin:end]) for begin, end in zip([0, *ends], ends))
+
+
+def _mesh_of(x: Any) -> Any:
+  return x.mesh
+
+
+def _bytes(x: Tensor, impl: PlanMeshImpl) -> int:
+  return int(impl.slice_size(x.shape)) * int(x.dtype.size)
+
+
+def _at_once(machine: Machine, stages: int) -> int:
+  """How many stages share the figures of a machine: all, or each has devices of its own."""
+  return stages if machine.shared else 1
+
+
+def _between(cut: Sequence[int], crossings: Sequence[Crossing]) -> list[tuple[Crossing, int, int]]:
+  """What goes from stage to stage, with the numbers of the two; each is sent once to a stage."""
+  ends = list(itertools.accumulate(cut))
+  found: dict[Any, tuple[Crossing, int, int]] = {}
+  for c in crossings:
+    a, b = bisect.bisect_right(ends, c.source), bisect.bisect_right(ends, c.target)
+    if a != b:
+      found.setdefault((c.key, a, b, c.is_backward), (c, a, b))
+  return list(found.values())
+
+
+def _transfer(
+  sent: int, source: int, target: int, stages: int, mesh_shape: Shape, machine: Machine
+) -> float:
+  """Seconds of bringing a tensor from one stage to another, whose devices are consecutive.
+
+  Args:
+    sent: bytes that each device sends.
+    source: number of the stage that has it.
+    target: number of the stage that needs it.
+    stages: number of stages.
+    mesh_shape: of each stage.
+    machine: the machine.
+  """
+  n = int(mesh_shape.size)
+  first, last = min(source, target) * n, (max(source, target) + 1) * n - 1
+
+  def joins(link: Link) -> bool:
+    return link.devices is None or first // link.devices == last // link.devices
+
+  link = next(filter(joins, machine.links), machine.links[-1])
+  speed = link.speed("receive")
+  share = n if machine.shared else 1
+  return (speed.latency + sent / speed.bandwidth) * share

@@ -7,6 +7,10 @@ cannot fit, is left out. So what is found is the best, unless time runs out.
 
 Variables in shards (`Sharding`) need less memory, and are predicted to take no less time: their
 layouts are bounded by the time that they take unsharded.
+
+On a pipeline of S stages a layout is that of each stage. A stage does at least the S-th part of the
+work, and waits while the pipeline fills and drains: that bounds its layouts, of which those that
+may be among the best are predicted as `planning.pipeline` does.
 """
 
 from __future__ import annotations
@@ -26,6 +30,7 @@ from mesh_tensorflow.planning.cost_model import Seconds, Work, step_time, work_s
 from mesh_tensorflow.planning.evaluation import Chain, Evaluator, Memory, most_parts
 from mesh_tensorflow.planning.lowering import inner_operations
 from mesh_tensorflow.planning.machine import Machine
+from mesh_tensorflow.planning.pipeline import Blocks
 from mesh_tensorflow.program.dimensions import Dimension, Shape
 from mesh_tensorflow.program.graph import Tensor
 
@@ -139,6 +144,8 @@ class Found:
     mesh_shape: the mesh shape.
     settings: which of several programs.
     sharding: how variables are stored in shards.
+    stages: number of stages, each on such a mesh.
+    cut: number of the program's meshes in each stage; () if there is one stage.
   """
 
   seconds: float
@@ -147,6 +154,8 @@ class Found:
   mesh_shape: Shape
   settings: str = ""
   sharding: Sharding = Sharding()
+  stages: int = 1
+  cut: tuple[int, ...] = ()
 
   def is_like(self, other: Found) -> bool:
     """True if the two differ at most by rules that change neither time nor memory."""
@@ -158,9 +167,9 @@ class Found:
       for a, b in [(self.seconds, other.seconds), (self.memory.total, other.memory.total)]
     )
 
-  def built_as(self) -> tuple[Shape, str, Sharding]:
+  def built_as(self) -> tuple[Shape, str, Sharding, int]:
     """All that it is but the layout."""
-    return self.mesh_shape, self.settings, self.sharding
+    return self.mesh_shape, self.settings, self.sharding, self.stages
 
   def order(self) -> tuple[float, int, int, list[tuple[str, int]], str]:
     rules = sorted(self.layout.items())
@@ -269,6 +278,48 @@ class SearchedMesh:
   fixed: dict[str, int | None]
 
 
+@dataclasses.dataclass(frozen=True)
+class InStages:
+  """A program in stages, each for neighbouring meshes of it.
+
+  Attributes:
+    blocks: the meshes.
+    count: number of stages.
+  """
+
+  blocks: Blocks
+  count: int
+
+  def share(self, chain: Chain, times: ChainTimes) -> float:
+    """The least part of the time of a chain, all work of all stages, in that of a step.
+
+    Args:
+      chain: of the program.
+      times: those of its chains.
+    """
+    part = 1.0 if times.machine.shared else 1 / self.count
+    units = times.evaluator.units
+    if not any(units[i].block for i in chain.units):
+      return part
+    # While the pipeline fills and drains a stage waits for the others.
+    waits = (self.count - 1) / self.blocks.microbatches
+    if self.blocks.schedule == "zero_bubble":
+      waits *= 2 / 3
+    return part * (1 + waits)
+
+  def least_memory(self, layout: Mapping[str, int], sizes: Sequence[int]) -> float:
+    """Lower bound of the bytes per device: the mean of variables and gradients of the stages.
+
+    Args:
+      layout: mesh axis by dimension name.
+      sizes: of the mesh axes.
+    """
+    total = 0.0
+    for names, size in self.blocks.bytes_of_weights.items():
+      total += size / math.prod(sizes[layout[n]] for n in names if n in layout)
+    return total / self.count
+
+
 class Search(BranchAndBound):
   """A search on one mesh.
 
@@ -283,6 +334,7 @@ class Search(BranchAndBound):
       free, layouts with two idle axes are found on a mesh that has their product.)
     settings: which of several programs it is.
     sharding: how variables are stored in shards.
+    stages: the stages, if there are several, of which each has such a mesh.
 
   Attributes:
     short_of_memory: whether a layout was left out as it does not fit.
@@ -299,8 +351,11 @@ class Search(BranchAndBound):
     most_idle: int | None = None,
     settings: str = "",
     sharding: Sharding = Sharding(),
+    stages: InStages | None = None,
   ):
     self.times, self.evaluator = times, times.evaluator
+    self.stages = stages
+    self._parts = 1 if stages is None else stages.count
     self.sharding, self._sharded = sharding, bool(sharding.over(mesh.shape))
     self.short_of_memory = False
     self.mesh_shape, self.domains, self.fixed = mesh.shape, mesh.domains, mesh.fixed
@@ -309,6 +364,9 @@ class Search(BranchAndBound):
     self.most_idle, self.settings = most_idle, settings
     self._share = mesh.shape.size if times.machine.shared else 1
     self._names = [frozenset(c.dims) for c in self.evaluator.chains]
+    # The part of the time of each chain in that of a step.
+    chains = self.evaluator.chains
+    self._shares = [1.0 if stages is None else stages.share(c, times) for c in chains]
     weight = {
       d: sum(sum(w) for w, names in zip(times.whole, self._names) if d in names)
       for d in mesh.domains
@@ -326,17 +384,20 @@ class Search(BranchAndBound):
 
   def run(self) -> None:
     """Searches; whatever the deadline, at least the simplest layouts are looked at."""
+    free = set(self.order)
+    layout: dict[str, int | None] = {d: None for d in self.evaluator.dims if d not in free}
+    layout.update(self.fixed)
+    values = [self._value(i, layout) for i in range(len(self._names))]
+    least = sum(v for v in values if v is not None)
+    if None not in values and not self.for_memory and least >= self.limit:
+      return
     for simple in self._simplest():
       self.consider(simple)
     if not self.for_memory:
       for good in self._climbed():
         self.consider(good)
-    free = set(self.order)
-    layout: dict[str, int | None] = {d: None for d in self.evaluator.dims if d not in free}
-    layout.update(self.fixed)
-    values = [self._value(i, layout) for i in range(len(self._names))]
     if None not in values:
-      self.descend(layout, (values, sum(v for v in values if v is not None)))
+      self.descend(layout, (values, least))
 
   def _simplest(self) -> Iterator[dict[str, int | None]]:
     """Yields the layout of the fixed rules, and it with the costliest dimension split, too.
@@ -379,7 +440,7 @@ class Search(BranchAndBound):
       seconds = self.times.chain(i, layout, self.mesh_shape)
       if seconds is None:
         return None
-      total += seconds
+      total += seconds * self._shares[i]
     return total
 
   def _value(self, i: int, layout: Mapping[str, int | None]) -> float | None:
@@ -387,10 +448,10 @@ class Search(BranchAndBound):
     names = self._names[i]
     if not self.for_memory and all(d in layout for d in names):
       seconds = self.times.chain(i, layout, self.mesh_shape)
-      return None if seconds is None else seconds.lower_bound
+      return None if seconds is None else seconds.lower_bound * self._shares[i]
     dividing, fixed = self.times.whole[i]
     parts = most_parts(names, layout, self.domains, self.sizes)
-    return (dividing / parts + fixed) * self._share
+    return (dividing / parts + fixed) * self._share * self._shares[i]
 
   @property
   def limit(self) -> float:
@@ -400,7 +461,7 @@ class Search(BranchAndBound):
     least = self.evaluator.least_memory(layout, self.domains, self.sizes, self._sharded)
     if self.for_memory:
       return least, state
-    if self.memory_limit is not None and least > self.memory_limit:
+    if self.memory_limit is not None and least / self._parts > self.memory_limit:
       self.short_of_memory = True
       return None
     before, total = state
@@ -447,8 +508,14 @@ class Search(BranchAndBound):
     seconds = total.total
     if not self.for_memory and seconds >= self.best.bound:
       return
-    if self._sharded:
-      seconds, memory = self._in_shards(chosen)
+    if self.stages is not None and self.memory_limit is not None and not self._sharded:
+      # Most layouts of a large model do not fit, and a prediction takes its time.
+      if self.stages.least_memory(chosen, self.sizes) > self.memory_limit:
+        self.short_of_memory = True
+        return
+    cut: tuple[int, ...] = ()
+    if self._sharded or self.stages is not None:
+      seconds, memory, cut = self._evaluated(chosen)
     else:
       memory = self.evaluator.memory(chosen, self.sizes)
     fits = self.memory_limit is None or memory.total <= self.memory_limit
@@ -456,11 +523,11 @@ class Search(BranchAndBound):
     # The order of `Best` is by the first figure.
     order = float(memory.total) if self.for_memory else seconds
     if self.for_memory or (order < self.best.bound and fits):
-      of = (self.mesh_shape, self.settings, self.sharding)
-      self.best.add(Found(order, memory, chosen, *of))
+      of = (self.mesh_shape, self.settings, self.sharding, self._parts)
+      self.best.add(Found(order, memory, chosen, *of, cut=cut))
 
-  def _in_shards(self, layout: Mapping[str, int]) -> tuple[float, Memory]:
-    """Seconds and memory of a layout, with variables in shards."""
+  def _evaluated(self, layout: Mapping[str, int]) -> tuple[float, Memory, tuple[int, ...]]:
+    """Seconds and memory of a layout, with variables in shards or in stages; the cut of these."""
     shape = self.mesh_shape
     evaluation = self.evaluator.evaluate(
       shape,
@@ -468,7 +535,16 @@ class Search(BranchAndBound):
       self.sharding.over(shape),
       self.sharding.reshard_after_forward,
     )
-    return evaluation.time(self.times.machine).sums.total, evaluation.memory
+    machine = self.times.machine
+    if self.stages is None:
+      return evaluation.time(machine).sums.total, evaluation.memory, ()
+    blocks, count = self.stages.blocks, self.stages.count
+    plan = blocks.plan(evaluation.mesh_impl, evaluation.costs, machine, count, self.memory_limit)
+    assert plan.seconds is not None
+    stage = plan.largest
+    rest = stage.memory - stage.variables
+    memory = Memory(stage.variables, 0, rest, f"{stage.name} of {count}")
+    return plan.seconds, memory, plan.cut
 
 
 class Task:
@@ -483,6 +559,7 @@ class Task:
     sharding: how its variables are stored in shards.
 
   Attributes:
+    stages: its stages, if there are several; the meshes are then those of each.
     meshes: those that are searched.
     short_of_memory: whether the search has left out a layout as it does not fit.
 
@@ -501,6 +578,7 @@ class Task:
   ):
     self.evaluator, self.machine, self.rules, self.limit = evaluator, machine, rules, limit
     self.settings, self.sharding, self.short_of_memory = settings, sharding, False
+    self.stages: InStages | None = None
     self.free = False  # Whether the mesh shape is.
     self.meshes: list[SearchedMesh] = []
     self._times = ChainTimes(evaluator, machine)
@@ -529,6 +607,21 @@ class Task:
     other = copy.copy(self)
     other.sharding = Sharding(None, reshard_after_forward)
     return other
+
+  def in_stages(self, stages: InStages) -> Task:
+    """The same task on a pipeline; the meshes are still to be given.
+
+    Args:
+      stages: its stages.
+    """
+    other = copy.copy(self)
+    other.stages, other.meshes = stages, []
+    return other
+
+  @property
+  def built_as(self) -> tuple[str, Sharding, int]:
+    """Program, storage and stages: all that it is but mesh shape and layout."""
+    return self.settings, self.sharding, 1 if self.stages is None else self.stages.count
 
   def _with_both(self, d: str, e: str) -> Tensor:
     return next(
@@ -634,7 +727,8 @@ class Task:
       yield Shape([Dimension(n, 1) for n in names or ["mesh_0"]])
     # Over links that differ, and with names, it matters which dimension is which.
     ordered = len(self.machine.links) > 1 or bool(names)
-    for count in range(max(1, len(names)), 4):
+    # Stages are one dimension more.
+    for count in range(max(1, len(names)), 4 if self.stages is None else 3):
       for sizes in _factorizations(devices, count):
         if not ordered and list(sizes) != sorted(sizes, reverse=True):
           continue
@@ -668,7 +762,7 @@ class Task:
       found: the layout.
     """
     for mesh in self.meshes:
-      if (mesh.shape, self.settings, self.sharding) == found.built_as():
+      if (mesh.shape, *self.built_as) == found.built_as():
         search = self._search(mesh, best)
         search.most_idle = None
         search.consider(found.layout)
@@ -686,6 +780,7 @@ class Task:
       most_idle=1 if self.free and not for_memory else None,
       settings=self.settings,
       sharding=self.sharding,
+      stages=self.stages,
     )
 
 

@@ -254,10 +254,18 @@ def check_tensor_names(impl: mtf.MeshImpl, graph: mtf.Graph) -> None:
   layout_names.check_tensor_names(impl, graph, STANDARD_TENSOR_NAMES)
 
 
-def describe_layout(impl: mtf.MeshImpl, graph: mtf.Graph) -> str:
-  """Describes the mesh and the number of variables that each layout rule splits; a few lines."""
+def describe_layout(impl: mtf.MeshImpl, graph: mtf.Graph, stages: str = "") -> str:
+  """Describes the mesh and the number of variables that each layout rule splits; a few lines.
+
+  Args:
+    impl: the mesh.
+    graph: of a program on it.
+    stages: a sentence about the stages of a pipeline, or "".
+  """
   shape = " x ".join(f"{d.name}:{d.size}" for d in impl.shape) or "one device"
   lines = [f"mesh {shape}, {type(impl).__name__}"]
+  if stages:
+    lines.append(f"  {stages}")
   total = slices = sharded = 0
   split: dict[tuple[str, str], int] = {}
   for v in graph.all_variables:

@@ -1,17 +1,21 @@
 """The stages of a pipeline that a Transformer's layers are on; see `mtf.MeshImpl.with_stages`.
 
 Embeddings are on the first mesh. The layers of a model, those of the encoder first, are cut into as
-many runs of equal length as the graph has stages; what comes after the last layer, logits and
-losses, is on the last of them. Of a graph of one mesh nothing changes.
+many runs as the graph has stages; what comes after the last layer, logits and losses, is on the
+last of them. Of a graph of one mesh nothing changes.
 """
 
 from __future__ import annotations
 
+import bisect
 import contextlib
+import itertools
+from collections.abc import Sequence
 from typing import Any
 
 import mesh_tensorflow as mtf
 from mesh_tensorflow import errors
+from mesh_tensorflow.planning.pipeline import equal_cut
 
 
 def names(graph: mtf.Graph) -> list[str]:
@@ -23,6 +27,61 @@ def names(graph: mtf.Graph) -> list[str]:
 def layers_of(model: Any) -> int:
   """Number of layers of an encoder or a decoder; of a stack that does not tell, one."""
   return int(getattr(model.layer_stack, "num_layers", 1))
+
+
+def _parts(model: Any) -> list[Any]:
+  """The stacks through which a model goes, in order; those of a student, not of its teacher."""
+  model = getattr(model, "student", model)
+  return [model.encoder, model.decoder] if hasattr(model, "encoder") else [model]
+
+
+def count_layers(model: Any) -> int:
+  """Number of layers that can be cut into stages; attention and feed-forward count one each.
+
+  Args:
+    model: a `Unitransformer`, `Bitransformer` or `StudentTeacher`.
+  """
+  return sum(layers_of(part) for part in _parts(model))
+
+
+def check_count(stages: int, layers: int) -> None:
+  """Raises `ConfigError` if there are more stages than layers.
+
+  Args:
+    stages: number of stages.
+    layers: number of layers.
+  """
+  if stages > layers:
+    raise errors.ConfigError(
+      f"run.pipeline_stages is {stages}, and the model has {layers} layers: a stage has at"
+      " least one; leave it out, or make the model deeper"
+    )
+
+
+def set_cut(model: Any, cut: Sequence[int], why: str) -> None:
+  """Cuts the layers of a model into stages of these numbers of layers.
+
+  Args:
+    model: see `count_layers`; it must not have been called yet.
+    cut: number of layers of each stage.
+    why: where the cut comes from, for `described`.
+  """
+  for part in _parts(model):
+    part.pipeline_cut, part.pipeline_cut_from = tuple(cut), why
+
+
+def described(model: Any, stages: int) -> str:
+  """A sentence about the layers of each stage; "" if there is one stage.
+
+  Args:
+    model: see `count_layers`.
+    stages: number of stages.
+  """
+  if stages < 2:
+    return ""
+  part = _parts(model)[0]
+  cut = part.pipeline_cut or equal_cut(count_layers(model), stages)
+  return f"{stages} stages of {', '.join(map(str, cut))} layers, {part.pipeline_cut_from}"
 
 
 def of_layer(context: Any, i: int) -> contextlib.AbstractContextManager[None]:
@@ -40,12 +99,12 @@ def of_layer(context: Any, i: int) -> contextlib.AbstractContextManager[None]:
     return contextlib.nullcontext()
   model = context.model
   first, count = model.layers_of_pipeline or (0, layers_of(model))
-  if len(stages) > count:
-    raise errors.ConfigError(
-      f"run.pipeline_stages is {len(stages)}, and the model has {count} layers: a stage has at"
-      " least one; leave it out, or make the model deeper"
-    )
-  return mtf.stage(stages[(first + i) * len(stages) // max(count, 1)])
+  cut = model.pipeline_cut
+  if cut is None or len(cut) != len(stages) or sum(cut) != count:
+    # A teacher is not that for which the cut was found; nor is a part of a model by itself.
+    check_count(len(stages), count)
+    cut = equal_cut(count, len(stages))
+  return mtf.stage(stages[bisect.bisect_right(list(itertools.accumulate(cut)), first + i)])
 
 
 def of_end(context: Any) -> contextlib.AbstractContextManager[None]:

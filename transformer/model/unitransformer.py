@@ -175,6 +175,9 @@ class Unitransformer(TokenLoss, Generation):
       )
     # Of an encoder or decoder: how many layers are before its own, and in both; see `stages`.
     self.layers_of_pipeline: tuple[int, int] | None = None
+    # Number of layers of each stage, and where it comes from; None: equal numbers.
+    self.pipeline_cut: tuple[int, ...] | None = None
+    self.pipeline_cut_from = "of equal numbers"
     self.final_logit_soft_cap = final_logit_soft_cap
     self.logits_init_scale = logits_init_scale
     self.multi_token = multi_token

@@ -2,7 +2,7 @@
 
     run.layout_rules = "auto"   the layout with the least predicted time of a training step
     run.mesh_shape = "auto"     the mesh, too, of all that `run.num_devices` devices make
-    choose_layout.choices       microbatches, recomputation and state in shards, too
+    choose_layout.choices       microbatches, recomputation, state in shards and stages, too
 
 What is found is as if it had been bound: the program, operative_config.gin and the record of each
 checkpoint have the rules in place of "auto". A run that goes on from such a checkpoint keeps its
@@ -34,13 +34,11 @@ from mesh_tensorflow.transformer.gin_config import model_config, operative
 from mesh_tensorflow.transformer.gin_config.checks import RUN
 from mesh_tensorflow.transformer.model.batching import compute_batch_size
 from mesh_tensorflow.transformer.model.mesh_setup import is_auto
-from mesh_tensorflow.transformer.model.model_steps import ModelSteps
 from mesh_tensorflow.transformer.modes import variants
 from mesh_tensorflow.transformer.modes.layout_rounds import Rounds, Start, mesh_text, rules_text
+from mesh_tensorflow.transformer.modes.planned_machine import usual_machine as usual_machine
 from mesh_tensorflow.transformer.modes.planned_steps import StepMaker
 from mesh_tensorflow.transformer.modes.variants import AS_BOUND, Variant
-
-_MOST_VIRTUAL = 16
 
 
 @dataclasses.dataclass(frozen=True)
@@ -63,19 +61,6 @@ class Found:
 def is_asked(settings: RunSettings) -> bool:
   """True if the layout or the mesh shape of `run` is "auto"."""
   return is_auto(settings.mesh_shape) or is_auto(settings.layout_rules)
-
-
-def usual_machine(devices: int, on_tpu: bool = False) -> str:
-  """The shipped machine that is predicted for where `choose_layout.machine` is not bound.
-
-  Args:
-    devices: how many there are.
-    on_tpu: whether they are those of a TPU.
-  """
-  if not on_tpu and tf.config.list_physical_devices("GPU"):
-    return "a100"
-  # More devices than one host has virtual CPUs are planned for a machine elsewhere.
-  return "tpu-v3" if on_tpu or devices > _MOST_VIRTUAL else "cpu"
 
 
 def mesh_to_join(
@@ -109,6 +94,16 @@ def mesh_to_join(
       "run.mesh_shape is 'auto': say for how many devices, such as run.num_devices = 8"
     )
   return mtf.Shape([mtf.Dimension("all", num_devices)])
+
+
+def all_devices(settings: RunSettings, shape: mtf.Shape) -> int:
+  """Number of devices of all stages.
+
+  Args:
+    settings: of the run.
+    shape: as `mesh_to_join` returns it: of all devices if the mesh is "auto", else of a stage.
+  """
+  return int(shape.size) * (1 if is_auto(settings.mesh_shape) else settings.pipeline_stages)
 
 
 def find(
@@ -210,6 +205,7 @@ def choose_layout(
   time_limit: float = 60.0,
   alternatives: int = 9,
   choices: Sequence[str] = (),
+  stages: int = 1,
   bound: Start | None = None,
 ) -> LayoutChoice:
   """Searches for layouts and mesh shapes of a model's training step; see `mtf.auto_layout`.
@@ -227,7 +223,9 @@ def choose_layout(
     time_limit: seconds of a search, after which the best so far is taken.
     alternatives: how many of the next best are told.
     choices: what is chosen, too: "microbatches" (`run.gradient_accumulation_steps`), "recompute"
-      (`LayerStack.recompute_grads`), "shard_state" (`run.shard_state`: the whole mesh, or nothing).
+      (`LayerStack.recompute_grads`), "shard_state" (`run.shard_state`: the whole mesh, or nothing),
+      "stages" (`run.pipeline_stages` and, unless bound, microbatches).
+    stages: number of stages that is bound; `mesh_shape` is then that of each.
     bound: a layout that is bound, which is timed as well, and which a second search begins with.
 
   Raises:
@@ -240,12 +238,24 @@ def choose_layout(
   # The programs built here do not show that they will run on several workers.
   chosen = machine_of(chosen.variant(implementation), None, devices)
   by_name, in_shards = {v.name: v for v in make.variants(choices)}, variants.SHARD_STATE in choices
+  searched = variants.STAGES in choices
+  if searched and (mesh_shape is not None or layout_rules is not None):
+    raise ConfigError(
+      f"choose_layout.choices has {variants.STAGES!r}, but of another number of stages the mesh is "
+      "another one: bind run.mesh_shape = 'auto' and run.layout_rules = 'auto'; rules that all "
+      "layouts must have are choose_layout.fixed"
+    )
+  if mesh_shape is None and devices % stages:
+    raise ConfigError(
+      f"run.pipeline_stages is {stages}, which does not divide the {devices} devices "
+      "(run.num_devices)"
+    )
   if mesh_shape is None and bound is None:
     rules = mtf.convert_to_layout_rules(fixed) if layout_rules is None else layout_rules
     make.check_shards({name for _, name in rules.pairs})
   if layout_rules is not None:
     return _best_mesh(
-      make, layout_rules, devices, chosen, memory_limit, alternatives, by_name, in_shards
+      make, layout_rules, devices // stages, chosen, memory_limit, alternatives, by_name, in_shards
     )
   options = {
     "devices": devices if mesh_shape is None else None,
@@ -257,8 +267,10 @@ def choose_layout(
     "time_limit": time_limit,
     "shard_state": in_shards,
   }
+  if searched:
+    options["stages"] = [n for n in range(1, devices + 1) if devices % n == 0]
   rounds = Rounds(make, by_name, options)
-  shape = mesh_shape or mtf.Shape([mtf.Dimension("all", devices)])
+  shape = mesh_shape or mtf.Shape([mtf.Dimension("all", devices // stages)])
   rounds.search(Start(shape, mtf.LayoutRules([])))
   # Microbatches for an unsplit batch may hide what splitting the batch would save.
   widest = max(shape, key=lambda m: m.size, default=None)
@@ -282,32 +294,17 @@ def search(settings: RunSettings, make: StepMaker, on_tpu: bool = False) -> Layo
   shape = mesh_to_join(mesh, settings.num_devices, settings.mesh_devices)
   free = is_auto(mesh) or not is_auto(rules)
   only_mesh = is_auto(mesh) and not is_auto(rules)
+  devices = all_devices(settings, shape)
   return choose_layout(
     make,
     None if free else shape,
-    int(shape.size),
+    devices,
     mtf.convert_to_layout_rules(rules) if only_mesh else None,
-    usual_machine(int(shape.size), on_tpu),
+    usual_machine(devices, on_tpu),
     settings.mesh_implementation,
+    stages=settings.pipeline_stages,
     bound=None if is_asked(settings) else Start(shape, mtf.convert_to_layout_rules(rules)),
   )
-
-
-def machine_of_plan(settings: RunSettings, steps: ModelSteps) -> Machine:
-  """The machine that a plan without a search is timed for: `choose_layout.machine`, or the usual.
-
-  Args:
-    settings: of the run.
-    steps: the programs of the model, on their mesh.
-  """
-  devices = int(steps.mesh_impl.shape.size) * settings.pipeline_stages
-  try:
-    bound = gin.query_parameter("choose_layout.machine")
-  except ValueError:  # It is not bound.
-    bound = None
-  machine = convert_to_machine(bound or usual_machine(devices, False))
-  assert machine is not None
-  return machine_of(machine.variant(settings.mesh_implementation), None, devices)
 
 
 def _kept(settings: RunSettings, shape: mtf.Shape) -> Found | None:
@@ -325,7 +322,8 @@ def _kept(settings: RunSettings, shape: mtf.Shape) -> Found | None:
     variants.kept(record, settings),
   )
   if is_auto(settings.mesh_shape):
-    if kept.mesh_shape.size != shape.size:
+    stages = kept.variant.stages or settings.pipeline_stages
+    if kept.mesh_shape.size * stages != shape.size:
       return None
   elif kept.mesh_shape != shape:
     return None
@@ -359,12 +357,13 @@ def _best_mesh(
       variant = dataclasses.replace(variant, shard_state=over, reshard_after_forward=again)
     try:
       report = mtf.describe(make(shape, rules, variant), machine=machine)
+      pipeline = report.pipeline
     except (ConfigError, LayoutError) as e:
       # Of the batch a device may have less than there are microbatches.
       error = error or e
       continue
     assert report.seconds is not None
-    memory = int(report.memory.total)
+    memory = int(report.memory.total if pipeline is None else pipeline.memory)
     choices.append(
       LayoutChoice(
         shape,
@@ -379,6 +378,7 @@ def _best_mesh(
         settings=name,
         shard_state=tuple(report.shard_state),
         reshard_after_forward=report.reshard_after_forward,
+        stages=1 if pipeline is None else len(pipeline.stages),
       )
     )
   if not choices:

@@ -177,6 +177,7 @@ class Job(RunSettings):
       pipeline_stages=self.pipeline_stages,
       pipeline_schedule=self.pipeline_schedule,
       device_shares=self.device_shares,
+      pipeline_cut=self.pipeline_cut,
       precision=self.precision,
       settings=dataclasses.replace(part(TrainerSettings, self), seed=seeds.weights),
     )
@@ -234,7 +235,7 @@ def _mesh_and_layout(
         # The search runs TensorFlow, after which no worker could join, nor virtual devices be made.
         mode.join_workers(to_join, settings.mesh_implementation, settings.pipeline_stages)
         if not settings.mesh_devices:
-          mesh_setup.find_devices(to_join.size)
+          mesh_setup.find_devices(automatic_layout.all_devices(settings, to_join))
       found = automatic_layout.find(settings, lengths, on_tpu)
       settings = found.variant.applied(settings)
       mesh_shape, layout_rules = found.mesh_shape, found.layout_rules

@@ -74,16 +74,19 @@ class Rounds:
 
   def _search(self, start: Start) -> None:
     first, *others = self._by_name
-    for i in range(_ROUNDS):
-      step = self._make(*start, self._by_name[first])
+    # With stages each number of microbatches has been told, and is the same for all layouts.
+    for i in range(_ROUNDS if self._settings.get("stages") is None else 1):
+      step = self._start(start, first)
       if (graph := _fingerprint(step)) in self._graphs:
         return
       self._graphs.add(graph)
       choice = mtf.auto_layout(
         step,
-        choices={n: functools.partial(self._make, *start, self._by_name[n]) for n in others},
+        choices={n: functools.partial(self._start, start, n) for n in others},
         **self._settings,
       )
+      if first:  # A search knows the first program by no name.
+        choice = _named(choice, first)
       real = self._as_built(choice)
       self._built.append(real)
       self._searched += choice.alternatives
@@ -94,6 +97,11 @@ class Rounds:
         break
       start = Start(choice.mesh_shape, choice.layout)
 
+  def _start(self, start: Start, name: str) -> Function:
+    """The training step that a search looks at."""
+    more = () if self._settings.get("stages") is None else (True,)
+    return self._make(*start, self._by_name[name], *more)
+
   def add(self, bound: Start) -> None:
     """Times a layout that need not be found, built as gin says; after a search.
 
@@ -101,7 +109,9 @@ class Rounds:
       bound: the layout.
     """
     self._check()
-    like = dataclasses.replace(self._built[0], settings="", shard_state=(), search_seconds=0.0)
+    like = dataclasses.replace(
+      self._built[0], settings="", shard_state=(), stages=1, search_seconds=0.0
+    )
     of = dataclasses.replace(like, mesh_shape=bound.mesh_shape, layout=bound.layout)
     self._built.append(self._as_built(of))
 
@@ -149,9 +159,11 @@ class Rounds:
     step = self._make(choice.mesh_shape, choice.layout, variants.of_choice(choice))
     built = mtf.describe(step, machine=choice.machine)
     assert built.seconds is not None
-    memory = int(built.memory.total)
+    pipeline = built.pipeline
+    memory = int(built.memory.total if pipeline is None else pipeline.memory)
     return dataclasses.replace(
       choice,
+      stages=1 if pipeline is None else len(pipeline.stages),
       seconds=built.seconds,
       memory=memory,
       alternatives=(),
@@ -159,6 +171,12 @@ class Rounds:
       shard_state=tuple(built.shard_state),
       reshard_after_forward=built.reshard_after_forward,
     )
+
+
+def _named(choice: LayoutChoice, first: str) -> LayoutChoice:
+  """A choice whose program has the name `first` if it has none; so have its alternatives."""
+  others = tuple(_named(c, first) for c in choice.alternatives)
+  return dataclasses.replace(choice, settings=choice.settings or first, alternatives=others)
 
 
 def _fingerprint(step: Function) -> int:

@@ -24,6 +24,7 @@ from mesh_tensorflow.transformer.generation.text_metrics import MakeEvalDatasets
 from mesh_tensorflow.transformer.model import mesh_setup
 from mesh_tensorflow.transformer.model.model_building import Model, build_model
 from mesh_tensorflow.transformer.model.model_steps import ModelSteps, VariableFilter
+from mesh_tensorflow.transformer.modes import layer_cut
 from mesh_tensorflow.transformer.training.trainer import Trainer
 
 
@@ -75,6 +76,7 @@ def tpu_estimator_model_fn(
   pipeline_stages: int = 1,
   pipeline_schedule: str = "1f1b",
   device_shares: SharesLike | None = None,
+  pipeline_cut: str | Sequence[int] = "auto",
   precision: str | None = None,
   settings: TrainerSettings | None = None,
   held_out: MakeDatasets | None = None,
@@ -121,6 +123,7 @@ def tpu_estimator_model_fn(
     pipeline_stages: likewise.
     pipeline_schedule: likewise.
     device_shares: likewise.
+    pipeline_cut: which layers are on which stage; see `layer_cut.set_cut`.
     precision: see `model_building.dtype_of_precision`.
     settings: those of the trainer which are no argument here.
     held_out: makes the data sets of evaluations during training; see `Trainer`.
@@ -186,6 +189,7 @@ def tpu_estimator_model_fn(
     precision=precision,
     settings=settings,
   )
+  layer_cut.set_cut(steps, optimizer, pipeline_cut, mesh_implementation)
   return Trainer(
     steps,
     vocabulary,
@@ -254,7 +258,7 @@ def get_estimator(
     mesh_devices: names of devices; see `mesh_setup.make_mesh_impl`.
     score_in_predict_mode: True if `predict` scores given targets instead of generating outputs.
     **options: `mesh_implementation`, `shard_state`, `reshard_after_forward`, `pipeline_stages`,
-      `pipeline_schedule`, `device_shares`, `precision`, `settings`, `held_out`,
+      `pipeline_schedule`, `pipeline_cut`, `device_shares`, `precision`, `settings`, `held_out`,
       `held_out_texts`; see `tpu_estimator_model_fn`.
   """
   del tpu_job_name, cluster

@@ -13,9 +13,11 @@ from mesh_tensorflow.errors import OutOfMemoryError
 from mesh_tensorflow.planning.auto_layout import LayoutChoice
 from mesh_tensorflow.planning.machine import Machine
 from mesh_tensorflow.planning.text import format_bytes, format_seconds
+from mesh_tensorflow.transformer.model import stages
 from mesh_tensorflow.transformer.model.model_steps import ModelSteps
 from mesh_tensorflow.transformer.modes import automatic_layout, layout_rounds, variants
 from mesh_tensorflow.transformer.modes.job import Job, mode
+from mesh_tensorflow.transformer.modes.planned_machine import machine_without_search
 from mesh_tensorflow.transformer.modes.planned_steps import StepMaker, count_parameters, plan
 
 
@@ -37,6 +39,8 @@ def print_plan(
   print(f"{count_parameters(steps):,} parameters", flush=True)
   report = plan(steps, optimizer, machine)
   print(report, flush=True)
+  if cut := stages.described(steps.model, len(steps.mesh_impl.stages)):
+    print(f"\n{cut}", flush=True)
   return report
 
 
@@ -105,9 +109,8 @@ def run_plan(job: Job) -> mtf.Report:
     if choice
     else make.steps(job.mesh_shape, job.layout_rules)
   )
-  machine = automatic_layout.machine_of_plan(job.settings, steps)
-  if job.pipeline_stages > 1:
-    # The search knows meshes without stages only.
+  machine, _ = machine_without_search(steps.mesh_impl, job.mesh_implementation)
+  if steps.mesh_impl.stages:
     return print_plan(steps, job.optimizer, machine)
   # Of devices that are not equally fast the report proposes shares.
   report = print_plan(steps, job.optimizer, machine if machine.speeds else None)

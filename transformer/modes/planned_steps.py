@@ -19,6 +19,7 @@ from mesh_tensorflow.transformer.data.text_io import inputs_vocabulary, targets_
 from mesh_tensorflow.transformer.data.vocabularies.base import Vocabularies
 from mesh_tensorflow.transformer.model.model_building import build_model
 from mesh_tensorflow.transformer.model.model_steps import ModelSteps
+from mesh_tensorflow.transformer.modes.layer_cut import layered, set_cut
 from mesh_tensorflow.transformer.modes.variants import AS_BOUND, Variant, variants
 
 
@@ -135,7 +136,11 @@ class StepMaker:
     self._sizes = vocabulary_sizes(settings.vocabulary)
 
   def steps(
-    self, mesh_shape: mtf.Shape, layout_rules: mtf.LayoutRules, variant: Variant = AS_BOUND
+    self,
+    mesh_shape: mtf.Shape,
+    layout_rules: mtf.LayoutRules,
+    variant: Variant = AS_BOUND,
+    per_layer: bool = False,
   ) -> ModelSteps:
     """The programs of the model.
 
@@ -143,6 +148,7 @@ class StepMaker:
       mesh_shape: the mesh shape.
       layout_rules: the layout rules.
       variant: how the training step is built.
+      per_layer: whether each layer has a mesh of its own; see `layer_cut.layered`.
     """
     model_type, lengths = self._settings.model_type, dict(self._lengths)
     steps = make_steps(
@@ -164,20 +170,25 @@ class StepMaker:
       [n for n in names if n in mesh_shape.dimension_names], settings.reshard_after_forward
     )
     steps.settings = dataclasses.replace(settings, nonfinite="stop", loss_scale=None)
-    stages = self._settings.pipeline_stages
-    if stages > 1:
-      others = [
-        steps.mesh_impl.with_layout(steps.mesh_impl.layout_rules) for _ in range(stages - 1)
-      ]
-      steps.mesh_impl = steps.mesh_impl.with_stages(others, self._settings.pipeline_schedule)
+    schedule = settings.pipeline_schedule
+    if (count := settings.pipeline_stages) > 1:
+      others = [steps.mesh_impl.with_layout(steps.mesh_impl.layout_rules) for _ in range(count - 1)]
+      steps.mesh_impl = steps.mesh_impl.with_stages(others, schedule)
     variant.set_on(steps.model)
+    if per_layer:
+      return layered(steps, schedule)
+    set_cut(steps, settings.optimizer, settings.pipeline_cut, settings.mesh_implementation)
     return steps
 
   def __call__(
-    self, mesh_shape: mtf.Shape, layout_rules: mtf.LayoutRules, variant: Variant = AS_BOUND
+    self,
+    mesh_shape: mtf.Shape,
+    layout_rules: mtf.LayoutRules,
+    variant: Variant = AS_BOUND,
+    per_layer: bool = False,
   ) -> Function:
     """A training step; arguments as of `steps`."""
-    steps = self.steps(mesh_shape, layout_rules, variant)
+    steps = self.steps(mesh_shape, layout_rules, variant, per_layer)
     return steps.train_step(steps.required_features, self._settings.optimizer)
 
   def check_shards(self, mesh_dims: Collection[str]) -> None:

@@ -15,7 +15,6 @@ from mesh_tensorflow.errors import ConfigError
 from mesh_tensorflow.transformer.data.vocabularies.base import Vocabularies
 from mesh_tensorflow.transformer.gin_config import warn_of_unused_scopes, write_operative_config
 from mesh_tensorflow.transformer.learning_rate_schedules import bound_schedule
-from mesh_tensorflow.transformer.model import mesh_setup
 from mesh_tensorflow.transformer.model.batching import resolve_steps
 from mesh_tensorflow.transformer.modes.job import Job, mode
 from mesh_tensorflow.transformer.modes.perplexity_eval import datasets_to_evaluate
@@ -131,7 +130,7 @@ def train_model(
     # Now everything that gin configures has been called once.
     write_operative_config(estimator.model_dir)
     warn_of_unused_scopes()
-    print(mesh_setup.describe_layout(estimator.mesh_impl, graph), flush=True)
+    print(estimator.describe_graph(graph), flush=True)
 
   return estimator.train(
     train_dataset_fn,

@@ -1,7 +1,8 @@
 """Ways to build the training step of one model, among which a layout's search chooses.
 
 They compute the same, with other memory and time: the batch in one piece or in microbatches, with
-activations that are kept or computed again, variables whole or in shards. What is chosen is bound
+activations that are kept or computed again, variables whole or in shards, the layers on one mesh or
+in the stages of a pipeline. What is chosen is bound
 like any other setting, so that training, its record and a resume see it.
 """
 
@@ -25,16 +26,21 @@ from mesh_tensorflow.transformer.model.layer_stack import LayerStack
 from mesh_tensorflow.transformer.model.model_building import Model
 
 MICROBATCHES, RECOMPUTE, SHARD_STATE = "microbatches", "recompute", "shard_state"
-CHOICES = (MICROBATCHES, RECOMPUTE, SHARD_STATE)
+STAGES = "stages"
+CHOICES = (MICROBATCHES, RECOMPUTE, SHARD_STATE, STAGES)
 
 _ONCE = "gathered once"
 # More microbatches than this rarely save anything: what they all need is there each time.
 _MOST_MICROBATCHES = 16
+# Stages are idle while the first and the last microbatches pass: many make that a small part. Each
+# number is a graph to read; between these the time differs little.
+_IN_STAGES = (1, 8, 32, 128, 512)
 # What gin binds for a variant: (scope, selector, argument).
 _ACCUMULATION = ("", RUN, "gradient_accumulation_steps")
 _RECOMPUTATION = ("", "mesh_tensorflow.transformer.transformer.LayerStack", "recompute_grads")
 _SHARDS = ("", RUN, "shard_state")
 _RESHARDS = ("", RUN, "reshard_after_forward")
+_STAGES = ("", RUN, "pipeline_stages")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -46,17 +52,20 @@ class Variant:
     recompute: whether activations are computed again; False: as gin says.
     shard_state: mesh dimensions over which variables are in shards; none: as gin says.
     reshard_after_forward: of these, whether they are gathered anew before each use.
+    stages: number of stages of a pipeline; None: as gin says.
   """
 
   microbatches: int | None = None
   recompute: bool = False
   shard_state: tuple[str, ...] = ()
   reshard_after_forward: bool = True
+  stages: int | None = None
 
   @property
   def name(self) -> str:
     """Its name among the choices; "" if all is as gin says."""
-    words = [] if self.microbatches is None else [f"{MICROBATCHES}={self.microbatches}"]
+    words = [] if self.stages is None else [f"{STAGES}={self.stages}"]
+    words += [] if self.microbatches is None else [f"{MICROBATCHES}={self.microbatches}"]
     words += [RECOMPUTE] if self.recompute else []
     if self.shard_state:
       words.append(f"{SHARD_STATE}={'+'.join(self.shard_state)}")
@@ -74,6 +83,8 @@ class Variant:
     if self.shard_state:
       found[_SHARDS] = ",".join(self.shard_state)
       found[_RESHARDS] = self.reshard_after_forward
+    if self.stages is not None:
+      found[_STAGES] = self.stages
     return found
 
   def applied(self, settings: RunSettings) -> RunSettings:
@@ -113,11 +124,13 @@ def named(name: str) -> Variant:
   """
   count = re.search(rf"{MICROBATCHES}=(\d+)", name)
   shards = re.search(rf"{SHARD_STATE}=([^,]+)", name)
+  stages = re.search(rf"{STAGES}=(\d+)", name)
   return Variant(
     None if count is None else int(count[1]),
     RECOMPUTE in name.split(", "),
     () if shards is None else tuple(shards[1].split("+")),
     _ONCE not in name.split(", "),
+    None if stages is None else int(stages[1]),
   )
 
 
@@ -131,6 +144,7 @@ def of_choice(choice: LayoutChoice) -> Variant:
     named(choice.settings),
     shard_state=choice.shard_state,
     reshard_after_forward=choice.reshard_after_forward,
+    stages=choice.stages if choice.stages > 1 else None,
   )
 
 
@@ -145,7 +159,11 @@ def kept(found: Mapping[str, Any], settings: RunSettings) -> Variant:
   count = None if bound else found.get(_ACCUMULATION[2])
   shards = () if settings.shard_state else names_of_dimensions(found.get(_SHARDS[2], ""))
   return Variant(
-    count, bool(found.get(_RECOMPUTATION[2])), tuple(shards), bool(found.get(_RESHARDS[2], True))
+    count,
+    bool(found.get(_RECOMPUTATION[2])),
+    tuple(shards),
+    bool(found.get(_RESHARDS[2], True)),
+    None if settings.pipeline_stages > 1 else found.get(_STAGES[2]),
   )
 
 
@@ -189,9 +207,19 @@ def variants(
       f"run.shard_state is {settings.shard_state!r}, but choose_layout.choices has "
       f"{SHARD_STATE!r}: leave out one of them"
     )
+  if STAGES in choices and settings.pipeline_stages > 1:
+    raise ConfigError(
+      f"run.pipeline_stages is {settings.pipeline_stages}, but choose_layout.choices has "
+      f"{STAGES!r}: leave out one of them"
+    )
+  if STAGES in choices and not isinstance(settings.pipeline_cut, str):
+    raise ConfigError(
+      f"run.pipeline_cut is {tuple(settings.pipeline_cut)}, but choose_layout.choices has "
+      f"{STAGES!r}, whose number it cannot be for: leave out one of them"
+    )
   counts: list[int | None] = [None]
+  bound = settings.gradient_accumulation_steps
   if MICROBATCHES in choices:
-    bound = settings.gradient_accumulation_steps
     if bound is not None:
       raise ConfigError(
         f"run.gradient_accumulation_steps is {bound}, but choose_layout.choices has "
@@ -200,6 +228,11 @@ def variants(
     batch = mtf.Dimension("batch", batch_size)
     as_bound = serialize_num_microbatches(batch, dict(sequence_length), "", "")
     counts += [n for n in _powers_of_two() if batch_size % n == 0 and n != as_bound]
+  if STAGES in choices and bound is None:
+    # Their number by default follows from that of the stages: all that are looked at are told.
+    divisors = [n for n in range(1, batch_size + 1) if batch_size % n == 0]
+    nearest = [max(n for n in divisors if n <= most) for most in _IN_STAGES]
+    counts = list(dict.fromkeys(nearest))
   again = (False, True) if RECOMPUTE in choices else (False,)
   return [Variant(n, r) for n in counts for r in again]
 

@@ -34,7 +34,7 @@ from mesh_tensorflow.transformer.generation import predict, saved_model, text_me
 from mesh_tensorflow.transformer.generation.prefill_decode import DecodeOptions, DecodePrograms
 from mesh_tensorflow.transformer.gin_config import checks, model_config
 from mesh_tensorflow.transformer.gin_config.model_config import ATTACHMENT, ModelConfig
-from mesh_tensorflow.transformer.model import evaluation, mesh_setup
+from mesh_tensorflow.transformer.model import evaluation, mesh_setup, stages
 from mesh_tensorflow.transformer.model.model_features import MODEL_FEATURES
 from mesh_tensorflow.transformer.model.model_steps import ModelSteps
 
@@ -339,7 +339,16 @@ class Trainer:
 
   def describe(self) -> str:
     """The layout of the training program, after it was built."""
-    return mesh_setup.describe_layout(self.mesh_impl, self.loop.graph)
+    return self.describe_graph(self.loop.graph)
+
+  def describe_graph(self, graph: mtf.Graph) -> str:
+    """The layout of a program that is built but not run yet.
+
+    Args:
+      graph: of the program.
+    """
+    cut = stages.described(self.steps.model, len(self.mesh_impl.stages))
+    return mesh_setup.describe_layout(self.mesh_impl, graph, cut)
 
   # -------------------------------------------------------------------- training
 
