@@ -73,7 +73,7 @@ class Stages:
 
 
 # Makes the tensor that a program finds in a variable, from a function that returns its value.
-Start = Callable[[Callable[[], Tensor], Shape, Mesh], Tensor]
+Start = Callable[[Callable[[], Tensor], Shape, Mesh, tf.DType], Tensor]
 
 
 class Builder:
@@ -131,7 +131,8 @@ class Builder:
     if variable not in self._read and variable.path in self._held:
       shape = self._dimensioned.variables[variable]
       start = self._held[variable.path]
-      self._read[variable] = start(lambda: self._variable(variable).value, shape, self.mesh)
+      dtype = variable.variable.dtype
+      self._read[variable] = start(lambda: self._variable(variable).value, shape, self.mesh, dtype)
     if variable not in self._read:
       op = self._variable(variable)
       self._read[variable] = read_variable(op) if variable in self._assigned else op.value

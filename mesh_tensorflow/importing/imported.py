@@ -329,6 +329,14 @@ class Imported:
     """The traced program."""
     return self._traced().traced.program
 
+  def trace(self, *args: Any) -> None:
+    """Traces the function for tensors, without making operations, unless that was done before.
+
+    Args:
+      *args: as of a call, none by keyword.
+    """
+    self._model_for(args)
+
   def place(self, stages: Stages | None) -> None:
     """Sets the meshes that the operations of later calls are on, in a graph that has several.
 

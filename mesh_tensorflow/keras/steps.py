@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import inspect
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import keras
@@ -91,6 +91,24 @@ def check_own_step(model: keras.Model) -> None:
       f"parallelize: {type(model).__name__} has a train_step of its own, which takes gradients and "
       "updates in one: stages and microbatches need Keras' own train_step; override compute_loss "
       "or call instead, or leave stages and microbatches out"
+    )
+
+
+def check_optimizer(model: keras.Model, has_stages: bool) -> None:
+  """Checks that the optimizer's part of a step can be on several stages.
+
+  Raises:
+    UnsupportedError: it updates the weights of all stages, or of none, by one condition.
+  """
+  optimizer = model.optimizer
+  steps = getattr(optimizer, "gradient_accumulation_steps", None)
+  if has_stages and (steps or isinstance(optimizer, keras.optimizers.LossScaleOptimizer)):
+    what = f"gradient_accumulation_steps={steps}" if steps else "LossScaleOptimizer"
+    raise UnsupportedError(
+      f"parallelize: with stages each updates its own weights, and {what} of the optimizer "
+      "decides about all of them at once; use "
+      + (f"microbatches={steps}" if steps else "bfloat16, which needs no loss scaling")
+      + ", or leave stages out"
     )
 
 
@@ -180,25 +198,27 @@ def microbatch_step(model: keras.Model) -> Callable[..., Any]:
   return step
 
 
-def finish_step(model: keras.Model, added: Sequence[tf.Variable], draws: Mapping[int, int]) -> Any:
+def finish_step(
+  model: keras.Model,
+  added: Sequence[tf.Variable],
+  draws: Sequence[tuple[tf.Variable, int]],
+) -> Callable[..., Any]:
   """The end of a training step in microbatches: metrics and seeds.
 
   Args:
     model: a compiled model.
     added: variables that get the sum of what the microbatches add to them.
-    draws: by the id of a seed generator's state the number of seeds that a microbatch takes.
+    draws: states of seed generators, with the number of seeds that a microbatch takes.
 
   Returns:
     A function of (the loss, those sums) that returns the logs.
   """
-  states = {id(v.value): v.value for v in model.variables}
 
   def step(loss: Any, sums: Any) -> Any:
     del loss  # An imported function has at least one argument.
     for variable, change in zip(added, sums):
       variable.assign_add(change)
-    for key, count in draws.items():
-      state = states[key]
+    for state, count in draws:
       state.assign_add(tf.constant([0, count], state.dtype))
     return _logs(model.get_metrics_result())
 
