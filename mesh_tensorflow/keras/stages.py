@@ -260,9 +260,30 @@ def of_update(program: Program, given: Sequence[int], known: MutableMapping[str,
     given: for each argument its stage.
     known: by path the stages of variables; those of variables that are new are added.
   """
+  # An IdentityN passes on tensors of all stages: that of Keras' sum over replicas, which has a
+  # gradient of its own. Nobody differentiates what is here.
+  passed: dict[Wire, Wire] = {}
+  for node in program.nodes:
+    if node.type == "IdentityN":
+      passed.update(zip(node.outputs, node.inputs))
+      node.gradient, node.no_gradient = None, ""
+  placed = [node for node in program.nodes if not any(y in passed for y in node.outputs)]
   wires: dict[Wire, int] = dict(zip(program.inputs, given))
-  producers = {w: node for node in program.nodes for w in node.outputs}
+  producers = {w: node for node in placed for w in node.outputs}
   found: dict[Node, int] = {}
+
+  def operands(node: Node) -> list[Wire]:
+    """The tensors that an operation takes, but for constants and variables."""
+    inputs = [w for w in node.inputs if w.variable is None and w.static is None]
+    for i, w in enumerate(inputs):
+      while w in passed:
+        w = passed[w]
+      inputs[i] = w
+    return inputs
+
+  def largest(inputs: Sequence[Wire]) -> list[Wire]:
+    most = max(map(_extent, inputs), default=None)
+    return [w for w in inputs if _extent(w) == most]
 
   def settle(node: Node, stage: int) -> None:
     found[node] = stage
@@ -271,43 +292,31 @@ def of_update(program: Program, given: Sequence[int], known: MutableMapping[str,
       if w.variable is not None:
         known.setdefault(w.variable.path, stage)
 
-  def of_largest(node: Node, strict: bool) -> int | None:
+  def wanted(node: Node, strict: bool) -> int | None:
     variables = [w.variable.path for w in node.inputs if w.variable is not None]
     own = [known[path] for path in variables if path in known]
     if own:
       return own[0]
-    inputs = [w for w in node.inputs if w.variable is None and w.static is None]
-    if strict and inputs:
-      largest = max(_extent(w) for w in inputs)
-      inputs = [w for w in inputs if _extent(w) == largest]
-    stages = [wires[w] for w in inputs if w in wires]
-    return max(stages) if stages else None
-
-  def settle_inputs(node: Node) -> bool:
-    """Settles what makes the largest inputs of an operation, where nothing else says."""
-    inputs = [w for w in node.inputs if w.variable is None and w.static is None]
-    changed = False
-    for w in inputs:
-      if _extent(w) == max(map(_extent, inputs)) and w in producers and w not in wires:
-        settle(producers[w], found[node])
-        changed = True
-    return changed
+    inputs = operands(node)
+    stages = [wires[w] for w in (largest(inputs) if strict else inputs) if w in wires]
+    return max(stages, default=None)
 
   strict = True
-  while len(found) < len(program.nodes):
+  while len(found) < len(placed):
     before = len(found)
-    for node in program.nodes:
-      if node not in found and (stage := of_largest(node, strict)) is not None:
+    for node in placed:
+      if node not in found and (stage := wanted(node, strict)) is not None:
         settle(node, stage)
         strict = True
-    for node in reversed(program.nodes):
-      if node in found:
-        settle_inputs(node)
+    for node in reversed(placed):
+      for w in largest(operands(node)) if node in found else ():
+        if w in producers and w not in wires:
+          settle(producers[w], found[node])  # Nothing that it takes says where it is.
     if len(found) > before:
       continue
     if not strict:
-      # Of constants and of variables that nobody else uses.
-      settle(next(n for n in program.nodes if n not in found), 0)
+      # Of constants, or of variables that nothing else uses.
+      settle(next(n for n in placed if n not in found), 0)
     strict = not strict
   return _stages(found, known)
 
