@@ -57,7 +57,7 @@ BATCH = "batch"
 # The end of the path of the state of a keras.random.SeedGenerator: a seed and a counter.
 _SEED = "seed_generator_state"
 # By so much the seeds of microbatches differ: an odd number, so that all of them do.
-_APART = 0x3C6EF373
+_APART = 0x2545F491
 
 
 @dataclasses.dataclass(frozen=True)
@@ -629,6 +629,12 @@ class Programs:
       steps.check_trainable(self.model)
       of = steps.own_train_step if steps.has_own_step(self.model) else steps.train_step
       return of(self.model)
+    if kind == "generate" and self._mesh.stages:
+      raise UnsupportedError(
+        f"mtf.keras: generate of {self.model.name} in {self._mesh.stages} stages: its loop over "
+        "tokens is of one mesh; call parallelize(model, ...) without stages, or the model's own "
+        "generate"
+      )
     if kind == "generate":
       return steps.generate_step(self.model, stop)
     return steps.test_step(self.model) if kind == "test" else steps.predict_step(self.model)
