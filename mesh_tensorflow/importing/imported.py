@@ -28,7 +28,14 @@ from mesh_tensorflow.importing import (
   families,  # noqa: F401 - it registers rules
 )
 from mesh_tensorflow.importing.axes import Axes
-from mesh_tensorflow.importing.building import Builder, Dimensioned, full_shape, reshape_to
+from mesh_tensorflow.importing.building import (
+  Builder,
+  Dimensioned,
+  Stages,
+  Start,
+  full_shape,
+  reshape_to,
+)
 from mesh_tensorflow.importing.drawing import DimensionTable, ImportedOperation, operation_rows
 from mesh_tensorflow.importing.naming import (
   OwnNames,
@@ -265,6 +272,7 @@ class Imported:
     self._models: dict[Any, Model] = {}
     self._last: Model | None = None
     self._made: dict[VariableRecord, list[Variable]] = {}
+    self._stages: Stages | None = None
     self.__name__ = str(getattr(fn, "name", None) or getattr(fn, "__name__", type(fn).__name__))
     if input_signature is None:
       input_signature = own_signature(callable_of(fn))
@@ -316,6 +324,27 @@ class Imported:
     model = self._traced()
     return operation_rows(replicated_nodes(model.traced.program), model.dimensioned)
 
+  @property
+  def program(self) -> Program:
+    """The traced program."""
+    return self._traced().traced.program
+
+  def trace(self, *args: Any) -> None:
+    """Traces the function for tensors, without making operations, unless that was done before.
+
+    Args:
+      *args: as of a call, none by keyword.
+    """
+    self._model_for(args)
+
+  def place(self, stages: Stages | None) -> None:
+    """Sets the meshes that the operations of later calls are on, in a graph that has several.
+
+    Args:
+      stages: the meshes; None: that of the arguments.
+    """
+    self._stages = stages
+
   def __call__(self, *args: Any, **kwargs: Any) -> Any:
     """Makes the operations, inside an `mtf.function` or any other mtf graph.
 
@@ -333,7 +362,18 @@ class Imported:
       LayoutError: when the function around it runs: a layout rule names a dimension that there is
         not.
     """
-    args = self._by_position(args, kwargs)
+    return self.call_holding({}, *self._by_position(args, kwargs))[0]
+
+  def call_holding(self, held: Mapping[str, Start], *args: Any) -> tuple[Any, dict[str, Tensor]]:
+    """Makes the operations, as a call does, but changes no variable of certain names.
+
+    Args:
+      held: by name of a variable what makes the tensor that the operations find in it.
+      *args: the arguments.
+
+    Returns:
+      (what the function returns, by name the values that the variables would have got).
+    """
     flat = tf.nest.flatten(args)
     mesh = next((x.mesh for x in flat if isinstance(x, Tensor)), None)
     if mesh is None:
@@ -351,14 +391,17 @@ class Imported:
         f"({', '.join(w.name for w in model.arguments)}), got {len(given)}"
       )
     inputs = [self._argument(model, mesh, w, x) for w, x in zip(model.arguments, given)]
-    builder = Builder(mesh, model.dimensioned, self._note_variable, self._initial_value)
+    builder = Builder(
+      *(mesh, model.dimensioned, self._note_variable, self._initial_value, self._stages, held)
+    )
     results = [
       reshape_to(value, full_shape(value.axes))
       for value in builder.run(model.traced.program, inputs)
     ]
-    return tf.nest.map_structure(
+    returned = tf.nest.map_structure(
       lambda x: results[x.number] if isinstance(x, Result) else x, model.traced.structure
     )
+    return returned, builder.changes
 
   @property
   def arguments(self) -> list[Shape]:

@@ -99,6 +99,7 @@ class Node:
     gradient: of an IdentityN that ends a function under tf.custom_gradient: its gradient. What that
       uses of the forward pass stands behind the other inputs.
     no_gradient: of such a one that cannot be differentiated the reason.
+    operation: name of the operation of the traced graph that it is, or is called by.
   """
 
   type: str
@@ -116,6 +117,7 @@ class Node:
   parts: tuple[Node, ...] = ()
   gradient: CustomGradient | None = None
   no_gradient: str = ""
+  operation: str = ""
 
   alike_by: ClassVar[Sequence[str]] = (
     "type", "inputs", "outputs", "attributes", "functions", "arguments", "settable", "parts",

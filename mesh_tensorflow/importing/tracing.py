@@ -297,6 +297,7 @@ class _Tracer:
     self._fallback = fallback
     self._own_name = own_name
     self._line_of_call = "no Python line"
+    self._operation_of_call = ""
     self._gradients_around = 0
     self._library = FunctionLibrary(concrete.graph)
     # Functions being traced: wires of the outermost, and the enclosing bodies, outermost first.
@@ -362,7 +363,9 @@ class _Tracer:
         wires[op.outputs[0].name] = inputs[0]  # A handle, or a list, passed on.
         continue
       if self._library.is_call(op):
+        outer, self._operation_of_call = self._operation_of_call, self._operation_of_call or op.name
         program = self._body(self._library.called(op), self._line(op), inputs)
+        self._operation_of_call = outer
         nodes += program.nodes
         wires.update(zip((t.name for t in op.outputs), program.outputs))
         continue
@@ -431,6 +434,7 @@ class _Tracer:
       arguments,
       frozenset(settable) - {name for name, _ in arguments},
       is_stateful=op.op_def.is_stateful,
+      operation=self._operation_of_call or op.name,
     )
 
   def _with_gradient(self, op: tf.Operation, node: Node, wires: dict[str, Wire]) -> None:

@@ -4,6 +4,7 @@
     parallelize        the same for one model, "rows:2,cols:2" say; `ParallelModel`
     hooks              Keras' own loops, with the mesh's functions in them
     programs           a program for each size of batch; steps: what Keras computes in one
+    stages             where a model is cut into the stages of a pipeline
     batches            what Keras' loops hand over, as tensors
     layouts            mesh and layout: searched, by hand, or in Keras' words; `AutoParallel`
     processes          several processes: who there is, their devices, input, files and end

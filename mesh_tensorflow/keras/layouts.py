@@ -29,6 +29,8 @@ from mesh_tensorflow.meshes.layout import (
 )
 from mesh_tensorflow.meshes.layout_names import check_mesh_names
 from mesh_tensorflow.meshes.mesh_impl import MeshImpl
+from mesh_tensorflow.meshes.schedules import check_schedule
+from mesh_tensorflow.meshes.simd.devices import choose_devices
 from mesh_tensorflow.meshes.simd.mesh_impl import SimdMeshImpl
 from mesh_tensorflow.planning.auto_layout import LayoutChoice, auto_layout
 from mesh_tensorflow.planning.text import format_bytes, format_seconds
@@ -60,6 +62,10 @@ class MeshChoice:
     given: the mesh implementation of the user, or None.
     announces: whether what an automatic layout chose is printed.
     shard_state: see `parallelize`.
+    stages: number of such meshes, each for some of the layers, or 0 if the model is not cut;
+      `devices` are those of all, stage after stage.
+    schedule: of the pipeline; see `MeshImpl.with_stages`.
+    others: the meshes of the other stages, beside `given`.
   """
 
   shape: Shape | None
@@ -68,6 +74,9 @@ class MeshChoice:
   given: MeshImpl | None = None
   announces: bool = False
   shard_state: bool | str | Sequence[str] = AUTO
+  stages: int = 0
+  schedule: str = "1f1b"
+  others: tuple[MeshImpl, ...] = ()
 
   def __post_init__(self) -> None:
     """Raises `LayoutError` or `ArgumentError` for what `shard_state` cannot be."""
@@ -89,7 +98,7 @@ class MeshChoice:
   def make(
     self, shape: Shape, layout: LayoutLike, found: Sequence[str] = (), again: bool = True
   ) -> MeshImpl:
-    """Creates the mesh implementation with its layout.
+    """Creates the mesh implementation with its layout; of several stages that of the first.
 
     Args:
       shape: the mesh shape: `self.shape`, or the one that was chosen.
@@ -99,8 +108,7 @@ class MeshChoice:
     """
     impl = self.given
     if impl is None:
-      devices = None if self.devices is None else [full_name(d) for d in self.devices]
-      impl = SimdMeshImpl(shape, layout, devices)
+      impl = SimdMeshImpl(shape, layout, self._devices_of(0))
     elif impl.layout_rules != convert_to_layout_rules(layout):
       impl = impl.with_layout(layout)
     asked = self.shard_state
@@ -110,6 +118,103 @@ class MeshChoice:
       asked = shape.dimension_names if asked else []
     again = impl.reshards_after_forward if impl.state_dims else True
     return impl.with_sharded_state(asked, again)
+
+  def with_stages(self, first: MeshImpl) -> MeshImpl:
+    """The mesh of the first stage with those of the others; as it is, if there are no stages.
+
+    Args:
+      first: what `make` returned.
+    """
+    if not self.stages:
+      return first
+    others: list[Any] = [m.with_layout(first.layout_rules) for m in self.others]
+    if self.given is None:
+      others = [
+        SimdMeshImpl(
+          first.shape,
+          first.layout_rules,
+          self._devices_of(stage),
+          variable_store=first.variable_store,
+        )
+        for stage in range(1, self.stages)
+      ]
+    sharding = (first.state_dims, first.reshards_after_forward)
+    return first.with_stages([m.with_sharded_state(*sharding) for m in others], self.schedule)
+
+  def _devices_of(self, stage: int) -> list[str] | None:
+    devices = None if self.devices is None else [full_name(d) for d in self.devices]
+    if devices is None and self.stages:
+      shape = Shape([Dimension("stages", self.stages), Dimension("devices", self.size)])
+      devices = choose_devices(shape, None)
+    if not self.stages or devices is None:
+      return devices
+    return devices[stage * self.size : (stage + 1) * self.size]
+
+
+def cut_into_stages(
+  choice: MeshChoice, stages: int | Sequence[str] | None, schedule: str | None
+) -> MeshChoice:
+  """The mesh of a model in stages: one such mesh for each.
+
+  Args:
+    choice: the mesh; a number of devices, or a list of them, is of all stages.
+    stages: their number, or the names of the layers with which all but the first begin; None: as
+      many as the mesh implementation of the user has.
+    schedule: of the pipeline; None: that of the mesh implementation, else "1f1b".
+
+  Raises:
+    ArgumentError: there is no such schedule, or a mesh implementation has another number of stages.
+    MeshShapeError: the stages do not divide the number of devices.
+    UnsupportedError: there are several processes.
+  """
+  if schedule is not None:
+    check_schedule(schedule, "parallelize")
+  impl = choice.given
+  if stages is None and (impl is None or not impl.stages):
+    return choice
+  if stages is None:
+    assert impl is not None
+    count = len(impl.stages)
+  elif isinstance(stages, int):
+    count = stages
+  else:
+    count = len(stages) + 1
+  if count < 1:
+    raise ArgumentError(f"parallelize: stages={stages}; a model has at least 1 stage")
+  if workers.current().size > 1:
+    raise UnsupportedError(
+      f"parallelize: stages={stages} in {workers.current().size} processes; a pipeline is of one "
+      "process so far: leave stages out, and split dimensions"
+    )
+  if impl is not None:
+    meshes = list(impl.stages.values()) or [impl]
+    if len(meshes) != count:
+      raise ArgumentError(
+        f"parallelize: stages={stages}, that is {count}, and the mesh implementation {impl.shape} "
+        f"has {len(impl.stages) or 'no'} stages: give it them (mesh_impl.with_stages([...])), or "
+        "give a mesh shape, of which each stage gets devices"
+      )
+    first = impl.with_stages([])
+    schedule = schedule or impl.schedule
+    return dataclasses.replace(
+      choice, given=first, others=tuple(meshes[1:]), stages=count, schedule=schedule
+    )
+  size = choice.size
+  if choice.shape is None or (choice.devices is not None and len(choice.devices) == size):
+    # Devices are counted, not those of a stage.
+    if size % count:
+      raise MeshShapeError(
+        f"parallelize: {size} devices cannot be divided into stages={stages}, that is {count}, of "
+        f"as many devices each; give a multiple of {count} devices"
+      )
+    size //= count
+  if choice.shape is not None and choice.shape.size != size:
+    raise MeshShapeError(
+      f"parallelize: each of the {count} stages is a mesh {choice.shape} of {choice.shape.size} "
+      f"devices, and {choice.size} are given; give the mesh as a shape, whose devices are the "
+      f"first {count * choice.shape.size} of this process"
+    )
+  return dataclasses.replace(choice, size=size, stages=count, schedule=schedule or "1f1b")
 
 
 class AutoParallel(keras.distribution.DataParallel):  # type: ignore[misc]  # Of Keras: no types.
@@ -167,15 +272,9 @@ def convert_to_mesh(mesh: Any) -> MeshChoice:
   Raises:
     ArgumentError: it is nothing that stands for a mesh.
     MeshShapeError: it is one of no devices, or has a name twice.
-    UnsupportedError: it has stages.
     LayoutError: a pattern of a layout map is no regular expression.
   """
   if isinstance(mesh, MeshImpl):
-    if mesh.stages:
-      raise UnsupportedError(
-        f"mtf.keras: the mesh {mesh.shape} has {len(mesh.stages)} stages, and a Keras model cannot"
-        " be cut into stages yet; give a mesh without, and split its dimensions"
-      )
     return MeshChoice(mesh.shape, mesh.size, None, mesh)
   if isinstance(mesh, AutoParallel):
     return mesh.choice

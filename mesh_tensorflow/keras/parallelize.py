@@ -16,11 +16,12 @@ from mesh_tensorflow.keras.layouts import (
   AUTO,
   check_same_mesh,
   convert_to_mesh,
+  cut_into_stages,
   is_distribution,
   rules_by_hand,
 )
-from mesh_tensorflow.keras.programs import Programs
-from mesh_tensorflow.keras.steps import check_model
+from mesh_tensorflow.keras.programs import Pipeline, Programs
+from mesh_tensorflow.keras.steps import check_model, check_own_step
 from mesh_tensorflow.meshes.layout import LayoutRules
 from mesh_tensorflow.meshes.mesh_impl import MeshImpl
 from mesh_tensorflow.planning.describe import Report, describe
@@ -93,6 +94,12 @@ class ParallelModel:
   def layout(self) -> LayoutRules | None:
     """The layout rules; None until a first batch has decided them."""
     return None if self.mesh_impl is None else self.mesh_impl.layout_rules
+
+  @property
+  def stages(self) -> list[str] | None:
+    """Names of the layers with which all stages but the first begin; None until a first batch."""
+    found = self._programs.cut
+    return None if found is None else [layer.name for layer in found]
 
   @property
   def dimensions(self) -> Any:
@@ -209,6 +216,9 @@ def parallelize(
   *,
   fallback: str = "replicate",
   shard_state: bool | str | Sequence[str] = AUTO,
+  stages: int | Sequence[str] | None = None,
+  microbatches: int | None = None,
+  schedule: str | None = None,
 ) -> ParallelModel:
   """A Keras model that trains, evaluates and predicts split over a mesh of devices.
 
@@ -234,12 +244,24 @@ def parallelize(
       are stored in shards, as "batch" or "batch,model"; True: over all; False: over none. See
       `MeshImpl.with_sharded_state`. "auto": as the mesh implementation has them; else over all if
       an automatic layout would not fit into memory otherwise.
+    stages: cuts the model into stages, each on a mesh of its own of the given shape: their number,
+      for like shares of parameters and FLOPs; or the names of the layers with which all stages but
+      the first begin. A number or list of devices is of all stages. By default one mesh has the
+      whole model, or as many stages as a mesh implementation has (`MeshImpl.with_stages`).
+    microbatches: number of parts of a training batch, which go through the stages one behind the
+      other, and whose gradients are averaged; a smaller last batch has fewer. By default up to four
+      a stage, as many as divide what a replica has of a batch; 1 without stages.
+    schedule: "gpipe", "1f1b" or "zero_bubble"; see `mtf.serialize_training_step`. By default that
+      of the mesh implementation, or "1f1b".
 
   Returns:
     A `ParallelModel`.
 
   Raises:
-    ArgumentError: the model is no Keras model on TensorFlow, or the mesh is none.
+    ArgumentError: the model is no Keras model on TensorFlow, or the mesh is none; there is no such
+      schedule. That the model has too few layers, or not the named ones, is told at the first
+      batch.
+    UnsupportedError: the model has a train_step of its own, and stages or microbatches.
     LayoutError: the layout is for another mesh, or `shard_state` names no dimension of it. A rule
       for a dimension that there is not is told at the first batch.
     MeshShapeError: the mesh has no devices, or two dimensions of one name.
@@ -266,4 +288,12 @@ def parallelize(
     rules_by_hand(mesh, layout)
   if fallback not in ("error", "replicate"):
     raise ArgumentError(f"parallelize: fallback is 'error' or 'replicate', got {fallback!r}")
-  return ParallelModel(Programs(model, mesh, layout, dims or {}, fallback))
+  if isinstance(stages, str):
+    stages = [stages]
+  if microbatches is not None and microbatches < 1:
+    raise ArgumentError(f"parallelize: microbatches={microbatches}; a batch has at least 1")
+  mesh = cut_into_stages(mesh, stages, schedule)
+  if mesh.stages or (microbatches or 1) > 1:
+    check_own_step(model)
+  pipeline = Pipeline(mesh.stages if stages is None else stages, microbatches)
+  return ParallelModel(Programs(model, mesh, layout, dims or {}, fallback, pipeline=pipeline))

@@ -21,10 +21,11 @@ import tensorflow as tf
 
 from mesh_tensorflow import workers
 from mesh_tensorflow.environment.data_sets import untuned_iterators
-from mesh_tensorflow.errors import GraphError, UnsupportedError
+from mesh_tensorflow.errors import GraphError, ShapeError, UnsupportedError
+from mesh_tensorflow.importing.accumulating import changed_at_top, is_added_to
 from mesh_tensorflow.importing.imported import Imported
 from mesh_tensorflow.importing.naming import named_leaves
-from mesh_tensorflow.keras import hooks, mirror, processes, steps
+from mesh_tensorflow.keras import hooks, mirror, processes, stages, steps
 from mesh_tensorflow.keras.batches import Batch, batch_of, batches
 from mesh_tensorflow.keras.layouts import (
   Decision,
@@ -38,15 +39,60 @@ from mesh_tensorflow.keras.mirror import Mirror
 from mesh_tensorflow.keras.summary import variables_table
 from mesh_tensorflow.meshes.layout_names import unknown_dimension
 from mesh_tensorflow.meshes.mesh_impl import MeshImpl
+from mesh_tensorflow.operations.binary import add, multiply
+from mesh_tensorflow.operations.constants import zeros
+from mesh_tensorflow.operations.elementwise import cast
 from mesh_tensorflow.operations.gradients import gradients
+from mesh_tensorflow.operations.microbatches import accumulate
+from mesh_tensorflow.operations.reshape import reshape
 from mesh_tensorflow.operations.variables import Assign
-from mesh_tensorflow.program.graph import Operation, Tensor
+from mesh_tensorflow.program.dimensions import Shape
+from mesh_tensorflow.program.graph import Graph, Mesh, Operation, Tensor, on_stage
 from mesh_tensorflow.running.function import Function, TensorSpec
 from mesh_tensorflow.workers import agreement
 
 _LOG = logging.getLogger("mesh_tensorflow")
 # The name of the first axis of what a step gets: it counts examples.
 BATCH = "batch"
+# The end of the path of the state of a keras.random.SeedGenerator: a seed and a counter.
+_SEED = "seed_generator_state"
+# By so much the seeds of microbatches differ: an odd number, so that all of them do.
+_APART = 0x2545F491
+
+
+@dataclasses.dataclass(frozen=True)
+class Pipeline:
+  """How `parallelize` was asked to cut a model and its batches.
+
+  Attributes:
+    stages: their number, or the names of the layers with which all but the first begin; 0 if the
+      model is not cut.
+    microbatches: number of parts of a training batch; None: up to four a stage.
+  """
+
+  stages: int | Sequence[str] = 0
+  microbatches: int | None = None
+
+
+@dataclasses.dataclass
+class Microbatches:
+  """A training step in microbatches.
+
+  Attributes:
+    count: their number.
+    imported: the forward part, of one of them.
+    graph: that it was traced in.
+    added: names of the variables, metrics' say, that it only adds to.
+    draws: for each state of a seed generator the number of seeds that it takes.
+    finish: the end of the step, or None.
+  """
+
+  count: int
+  imported: Imported
+  graph: tf.Graph
+  added: list[str]
+  draws: dict[str, int]
+  finish: Imported | None = None
 
 
 @dataclasses.dataclass
@@ -61,6 +107,7 @@ class Program:
     update: the optimizer's part, or None.
     function: the whole, on the mesh.
     assigned: names of the variables that it assigns; known when it has run.
+    microbatches: the forward part of a microbatch, if a step has several, and its end; or None.
   """
 
   kind: str
@@ -70,6 +117,7 @@ class Program:
   function: Function | None = None
   update: Imported | None = None
   assigned: frozenset[str] | None = None
+  microbatches: Microbatches | None = None
 
 
 class Programs:
@@ -83,12 +131,14 @@ class Programs:
     fallback: "replicate" or "error", for operations without a rule; see `from_tensorflow`.
     distribution: the distribution that the model was built under, in whose scope steps are traced
       and slots are made, and which says whether batches are sharded; None if there is none.
+    pipeline: stages and microbatches.
 
   Attributes:
     model: the model.
     decision: the layout, once it is decided; None before.
     mirror: the variables of the model and of the mesh.
     unsplit: methods of the model that do not run on the mesh.
+    cut: the layers with which all stages but the first begin, once a first batch has decided it.
   """
 
   def __init__(
@@ -99,8 +149,13 @@ class Programs:
     dims: Mapping[str, Sequence[str | None]],
     fallback: str,
     distribution: Any = None,
+    pipeline: Pipeline = Pipeline(),
   ):
     self.model = model
+    self._pipeline = pipeline
+    self.cut: list[Any] | None = None
+    self._stage_of: dict[str, int] = {}  # By path of a variable.
+    self._largest = 0  # Number of examples of the largest batch of training.
     self._scope = contextlib.nullcontext if distribution is None else distribution.scope
     # Which says whether each process has its shard of a batch.
     self._sharded_by = layout if distribution is None else distribution
@@ -163,6 +218,8 @@ class Programs:
     if self.decision is not None:
       for path in gone:
         self.decision.names.pop(path, None)
+    for path in gone:
+      self._stage_of.pop(path, None)
 
   def placement(self) -> str:
     """Table of each variable's layout on the mesh, beside that of a layout map if one was given.
@@ -315,10 +372,10 @@ class Programs:
 
   def _bound(self, kind: str, batch: Batch, stop: tuple[int, ...] | None) -> Program:
     fn = self._step_of(kind, stop)
-    step = steps.Step(fn, batch.names, [], self.model)
+    step = self._step(fn, batch)
     if self._built.isdisjoint((kind, "train")):
       if not steps.make_variables(self.model, step, batch, slots=kind == "train"):
-        step = steps.Step(fn, batch.names, [], self.model)
+        step = self._step(fn, batch)
       self._built.add(kind)
     step.variables[:] = self._named()
     self._name_others(step, batch.signature)
@@ -343,6 +400,8 @@ class Programs:
         tell=functools.partial(self._once, _LOG.warning),
         say=functools.partial(self._once, print),
       )
+      with_stages = self._mesh.with_stages(decision.mesh_impl)
+      decision = dataclasses.replace(decision, mesh_impl=with_stages)
     if decision is not before:
       self._take(decision, joined)
     assert self.decision is not None
@@ -355,6 +414,8 @@ class Programs:
     stored = (*self.decision.names.values(), *self.decision.stored.values())
     of_variables = {n for names in stored for n in names if n is not None}
     impl = suited(self.decision.mesh_impl, imported, of_variables)
+    graph = step.get_concrete_function(*batch.signature).graph
+    self._place(program, impl, graph, signature)
     program.function = Function(body, impl, signature, "mesh")
     program.function.__name__ = f"{self.model.name} {kind}"
     # The first run makes the mesh's variables, of the values that the originals have now.
@@ -362,6 +423,121 @@ class Programs:
     if workers.current().size > 1:
       self._check_same(kind, batch, impl, entered)
     return program
+
+  def _step(self, fn: Callable[..., Any], batch: Batch) -> steps.Step:
+    around = stages.noted_calls if self._mesh.stages else contextlib.nullcontext
+    return steps.Step(fn, batch.names, [], self.model, around)
+
+  def _place(
+    self, program: Program, impl: MeshImpl, graph: tf.Graph, signature: Sequence[TensorSpec]
+  ) -> None:
+    """Puts a program's operations on the stages, and takes a step of training apart.
+
+    Args:
+      program: the program.
+      impl: its mesh.
+      graph: that its forward part was traced in.
+      signature: of its arguments; it gets their meshes.
+    """
+    if self._mesh.stages and self.cut is None:
+      # All layers between which it is cut are in each kind of step.
+      self.cut = stages.cut(graph, self._pipeline.stages, self.model.name)
+    if program.takes_gradients and self.model.trainable_variables:
+      steps.check_optimizer(self.model, bool(self._mesh.stages))
+      count = self._microbatches_of(program.batch, signature, impl)
+      if count > 1:
+        program.microbatches = self._in_microbatches(program, count)
+        # What was made for the search is for a whole batch.
+        program.update = None
+    if self.cut is None:
+      return
+    forward, traced = program.imported, graph
+    if program.microbatches is not None:
+      forward, traced = program.microbatches.imported, program.microbatches.graph
+    placed = stages.of_forward(forward.program, traced, self.cut, self._stage_of)
+    forward.place(placed)
+    for spec, mesh in zip(signature, stages.of_arguments(forward.program, placed)):
+      spec.mesh = mesh
+
+  def _microbatches_of(self, batch: Batch, signature: Sequence[TensorSpec], impl: MeshImpl) -> int:
+    """The number of microbatches of a batch.
+
+    Raises:
+      ShapeError: the number that was asked for does not divide what a replica has of the first
+        batch, or of a larger one than those before.
+    """
+    asked, count = self._pipeline.microbatches, max(self._mesh.stages, 1)
+    if asked is None and count == 1:
+      return 1
+    shape = signature[0].shape if signature else Shape([])
+    if not shape.ndims:
+      return 1
+    examples = int(batch.leaves[0].shape[0])
+    per_replica = examples
+    for d, axis in impl.layout_rules.pairs:
+      if d == shape[0].name and axis in impl.shape.dimension_names:
+        size = int(impl.shape.get_dim_by_name(axis).size)
+        per_replica = examples // size if examples % size == 0 else examples
+    is_whole, self._largest = examples >= self._largest, max(self._largest, examples)
+    most = 4 * count if asked is None else asked
+    found = max(n for n in range(1, most + 1) if per_replica % n == 0)
+    if asked is not None and found != asked and is_whole:
+      raise ShapeError(
+        f"mtf.keras: microbatches={asked} does not divide the {per_replica} examples that each "
+        f"replica has of a batch of {examples}; give a number that does, {found} say, or a batch "
+        f"of a multiple of {asked * examples // per_replica}"
+      )
+    return found
+
+  def _in_microbatches(self, program: Program, count: int) -> Microbatches:
+    """Imports the forward part of a microbatch.
+
+    Raises:
+      UnsupportedError: it changes a variable in another way than metrics and seeds do.
+    """
+    batch = program.batch
+    for x in batch.leaves:
+      if not x.shape.rank or x.shape[0] != batch.leaves[0].shape[0]:
+        raise UnsupportedError(
+          f"mtf.keras: a batch has tensors of {batch.leaves[0].shape[0]} examples, and one of shape"
+          f" {x.shape}, which cannot be cut into {count} microbatches; give microbatches=1"
+        )
+    part = Batch(
+      batch.names,
+      tf.nest.map_structure(
+        lambda x: (
+          None if x is None else tf.TensorSpec([x.shape[0] // count, *x.shape[1:]], x.dtype)
+        ),
+        batch.values,
+      ),
+    )
+    step = self._step(steps.microbatch_step(self.model), part)
+    step.variables[:] = self._named()
+    self._name_others(step, part.signature)
+    imported = self._imported(step, list(part.signature), self._names(step, part))
+    assert self.decision is not None
+    names = {k: v for k, v in self.decision.stored.items() if k in names_of(imported)}
+    if names:
+      imported.store_as(names)
+    traced, added, draws = imported.program, list[str](), dict[str, int]()
+    for variable, is_at_top in changed_at_top(traced).items():
+      is_seed = variable.path.endswith(_SEED) and variable.variable.dtype.is_integer
+      if is_at_top and is_seed and not variable.trainable:
+        draws[variable.path] = sum(
+          node.type.startswith("Assign") and any(w.variable is variable for w in node.inputs)
+          for node in traced.nodes
+        )
+      elif is_at_top and is_added_to(traced, variable):
+        added.append(variable.path)
+      else:
+        raise UnsupportedError(
+          f"mtf.keras: a step of training changes {variable.path} by more than adding to it, as "
+          "BatchNormalization does, whose statistics would be those of a microbatch: use another "
+          "normalization (GroupNormalization, LayerNormalization), set trainable=False of the "
+          "layer, or give parallelize microbatches=1"
+        )
+    graph = step.get_concrete_function(*part.signature).graph
+    return Microbatches(count, imported, graph, added, draws)
 
   def _once(self, tell: Callable[[str], None], text: str) -> None:
     if text not in self._told:
@@ -453,6 +629,12 @@ class Programs:
       steps.check_trainable(self.model)
       of = steps.own_train_step if steps.has_own_step(self.model) else steps.train_step
       return of(self.model)
+    if kind == "generate" and self._mesh.stages:
+      raise UnsupportedError(
+        f"mtf.keras: generate of {self.model.name} in {self._mesh.stages} stages: its loop over "
+        "tokens is of one mesh; call parallelize(model, ...) without stages, or the model's own "
+        "generate"
+      )
     if kind == "generate":
       return steps.generate_step(self.model, stop)
     return steps.test_step(self.model) if kind == "test" else steps.predict_step(self.model)
@@ -496,27 +678,105 @@ class Programs:
     args = tf.nest.map_structure(
       lambda t: None if t is None else next(flat), list(program.batch.values)
     )
+    if program.microbatches is not None:
+      return self._operations_in_microbatches(program, program.microbatches, tensors)
     results = program.imported(*args)
     if not program.takes_gradients:
       return results
     loss, logs = results
     if self.model.trainable_variables:
-      self._update(program, loss)
+      paths, found = self._trained(program.imported, loss.mesh)
+      self._update(program, dict(zip(paths, gradients([loss], found))))
     return logs
 
-  def _update(self, program: Program, loss: Tensor) -> None:
-    """Gradients, and the optimizer's part of a step."""
-    imported = program.imported
-    values = imported.variable_tensors(loss.mesh)
-    tensors = {v.name: t for v, t in zip(imported.variables, values)}
+  def _operations_in_microbatches(
+    self, program: Program, microbatches: Microbatches, tensors: Sequence[Tensor]
+  ) -> Any:
+    """A step of training, whose forward and backward passes are a loop over microbatches."""
+    imported, count = microbatches.imported, microbatches.count
+    batch_dim = tensors[0].shape[0]
+    features = {
+      str(i): x if x.shape[0] == batch_dim else reshape(x, [batch_dim, *x.shape.dims[1:]])
+      for i, x in enumerate(tensors)
+    }
+    order: list[str] = []
+
+    def body(parts: dict[str, Tensor], number: Tensor) -> tuple[list[Tensor], dict[str, Tensor]]:
+      flat = iter(parts.values())
+      args = tf.nest.map_structure(
+        lambda t: None if t is None else next(flat), list(program.batch.values)
+      )
+
+      def zero(_: Callable[[], Tensor], shape: Shape, mesh: Mesh, dtype: tf.DType) -> Tensor:
+        return zeros(mesh, shape, dtype)
+
+      def seed(value: Callable[[], Tensor], *_: Any) -> Tensor:
+        # Not the counter: microbatches of later steps would draw the same numbers.
+        state = value()
+        return add(state, multiply(cast(on_stage(number), state.dtype), _APART))
+
+      held = {**dict.fromkeys(microbatches.added, zero), **dict.fromkeys(microbatches.draws, seed)}
+      loss, changes = imported.call_holding(held, *args)
+      loss = multiply(loss, 1.0 / count)
+      paths, found = self._trained(imported, loss.mesh)
+      pairs = [(p, g) for p, g in zip(paths, gradients([loss], found)) if g is not None]
+      order[:] = [p for p, _ in pairs]
+      added = [changes[path] for path in microbatches.added]
+      return [loss, *(g for _, g in pairs), *added], {}
+
+    sums, _ = accumulate(
+      features, body, batch_dim, count, schedule=self._mesh.schedule, what="parallelize"
+    )
+    loss, found, added = sums[0], sums[1 : len(order) + 1], sums[len(order) + 1 :]
+    values = {v.name: v.variable.dtype for v in imported.variables}
+    self._update(program, {p: cast(g, values[p]) for p, g in zip(order, found)})
+    return self._finish(microbatches, loss, added)
+
+  def _finish(self, microbatches: Microbatches, loss: Tensor, added: Sequence[Tensor]) -> Any:
+    """Changes variables by the sums over the microbatches; returns the logs."""
+    if microbatches.finish is None:
+      named = {v.path: v.value for v in self._named()}
+      step = steps.Step(
+        steps.finish_step(
+          self.model,
+          [named[p] for p in microbatches.added],
+          [(named[p], n) for p, n in microbatches.draws.items()],
+        ),
+        ["loss", "sums"],
+        self._named(),
+        self.model,
+      )
+      signature = [
+        tf.TensorSpec([], loss.dtype),
+        [tf.TensorSpec(x.shape.to_integer_list, x.dtype) for x in added],
+      ]
+      self._name_others(step, signature)
+      known = {} if self.decision is None else self.decision.names
+      dims = {
+        v.path.replace("[", "[[]"): known[v.path] for v in step.used(signature) if v.path in known
+      }
+      microbatches.finish = self._imported(step, signature, dims)
+      self._place_update(microbatches.finish, [loss, *added])
+    return microbatches.finish(loss, list(added))
+
+  def _trained(self, imported: Imported, mesh: Mesh) -> tuple[list[str], list[Tensor]]:
+    """The weights that a function uses and that are trained: their names and tensors."""
+    graph = mesh.graph
+    used = {v.name for v in imported.variables}
     named = {id(v.value): v.path for v in self._named()}
     paths = [named[id(v.value)] for v in self.model.trainable_variables]
-    found = dict(
-      zip(
-        [p for p in paths if p in tensors],
-        gradients([loss], [tensors[p] for p in paths if p in tensors]),
-      )
-    )
+    paths = [p for p in paths if p in used]
+    return paths, [graph.name_to_variable[p].value for p in paths]
+
+  def _update(self, program: Program, found: Mapping[str, Tensor | None]) -> None:
+    """The optimizer's part of a step.
+
+    Args:
+      program: the step.
+      found: by name the gradients of weights.
+    """
+    named = {id(v.value): v.path for v in self._named()}
+    paths = [named[id(v.value)] for v in self.model.trainable_variables]
     present = [found.get(p) is not None for p in paths]
     given = [g for p in paths if (g := found.get(p)) is not None]
     if program.update is None:
@@ -525,18 +785,40 @@ class Programs:
       signature = [[tf.TensorSpec(g.shape.to_integer_list, g.dtype) for g in given]]
       others = {id(v) for v in self._name_others(step, signature)}
       self.mirror.enter({v.path: v.value for v in step.variables if id(v.value) in others})
-      dims = self._names_in_update(step, signature, tensors)
+      dims = self._names_in_update(step, signature, given[0].graph)
       program.update = self._imported(step, None, dims)
+    self._place_update(program.update, given, [given])
     program.update(given)
 
+  def _place_update(
+    self, imported: Imported, given: Sequence[Tensor], arguments: Sequence[Any] | None = None
+  ) -> None:
+    """Puts the operations of a function of gradients or sums on the stages of their variables.
+
+    Args:
+      imported: the function.
+      given: its arguments, flat.
+      arguments: they, if it is traced when it is called first.
+    """
+    if self.cut is None:
+      imported.place(None)
+      return
+    if arguments is not None:
+      imported.trace(*arguments)
+    places = [int(x.mesh.name.removeprefix("stage")) for x in given]
+    imported.place(stages.of_update(imported.program, places, self._stage_of))
+
   def _names_in_update(
-    self, step: steps.Step, signature: Sequence[Any], tensors: Mapping[str, Tensor]
+    self, step: steps.Step, signature: Sequence[Any], graph: Graph
   ) -> dict[str, Sequence[str | None]]:
     """The dimensions of the weights, as they are stored; those of the slots follow."""
+    known = graph.name_to_variable
     return {
-      v.path.replace("[", "[[]"): [d.name if d.size > 1 else None for d in tensors[v.path].shape]
+      v.path.replace("[", "[[]"): [
+        d.name if d.size > 1 else None for d in known[v.path].value.shape
+      ]
       for v in step.used(signature)
-      if v.path in tensors
+      if v.path in known
     }
 
 

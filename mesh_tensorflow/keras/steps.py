@@ -80,6 +80,38 @@ def own_train_step(model: keras.Model) -> Callable[..., Any]:
   return step
 
 
+def check_own_step(model: keras.Model) -> None:
+  """Checks that the training step of a model can be taken apart, for stages and microbatches.
+
+  Raises:
+    UnsupportedError: its class overrides `train_step`.
+  """
+  if has_own_step(model):
+    raise UnsupportedError(
+      f"parallelize: {type(model).__name__} has a train_step of its own, which takes gradients and "
+      "updates in one: stages and microbatches need Keras' own train_step; override compute_loss "
+      "or call instead, or leave stages and microbatches out"
+    )
+
+
+def check_optimizer(model: keras.Model, has_stages: bool) -> None:
+  """Checks that the optimizer's part of a step can be on several stages.
+
+  Raises:
+    UnsupportedError: it updates the weights of all stages, or of none, by one condition.
+  """
+  optimizer = model.optimizer
+  steps = getattr(optimizer, "gradient_accumulation_steps", None)
+  if has_stages and (steps or isinstance(optimizer, keras.optimizers.LossScaleOptimizer)):
+    what = f"gradient_accumulation_steps={steps}" if steps else "LossScaleOptimizer"
+    raise UnsupportedError(
+      f"parallelize: with stages each updates its own weights, and {what} of the optimizer "
+      "decides about all of them at once; use "
+      + (f"microbatches={steps}" if steps else "bfloat16, which needs no loss scaling")
+      + ", or leave stages out"
+    )
+
+
 def train_step(model: keras.Model) -> Callable[..., Any]:
   """The forward part of a training step.
 
@@ -90,12 +122,22 @@ def train_step(model: keras.Model) -> Callable[..., Any]:
     A function of a batch that updates the metrics, and returns the loss to differentiate (scaled,
     if the optimizer scales it) and the logs.
   """
+  forward = _forward(model)
+
+  def step(inputs: Any, targets: Any = None, sample_weight: Any = None) -> Any:
+    scaled, logs, _ = forward(inputs, targets, sample_weight)
+    return scaled, _logs(logs)
+
+  return step
+
+
+def _forward(model: keras.Model) -> Callable[..., Any]:
   tracker = _loss_tracker(model)
   call_trains = "training" in inspect.signature(model.call).parameters
   # Keras before 3.3 has no such argument of compute_loss, and overrides need not have it.
   loss_trains = "training" in inspect.signature(model.compute_loss).parameters
 
-  def step(inputs: Any, targets: Any = None, sample_weight: Any = None) -> Any:
+  def forward(inputs: Any, targets: Any, sample_weight: Any) -> Any:
     outputs = model(inputs, training=True) if call_trains else model(inputs)
     loss = model.compute_loss(
       x=inputs,
@@ -109,7 +151,76 @@ def train_step(model: keras.Model) -> Callable[..., Any]:
       tracker.update_state(loss, sample_weight=tf.constant(examples))
     scaled = loss if model.optimizer is None else model.optimizer.scale_loss(loss)
     logs = model.compute_metrics(inputs, targets, outputs, sample_weight=sample_weight)
-    return tf.convert_to_tensor(scaled), _logs(logs)
+    return tf.convert_to_tensor(scaled), logs, outputs
+
+  return forward
+
+
+def microbatch_step(model: keras.Model) -> Callable[..., Any]:
+  """The forward part of a training step, of a microbatch.
+
+  Args:
+    model: a compiled model.
+
+  Returns:
+    A function of a microbatch that updates the metrics, and returns the loss to differentiate.
+
+  Raises:
+    UnsupportedError: the mean of the losses of microbatches may not be that of the batch.
+  """
+  forward = _forward(model)
+  advice = "give parallelize microbatches=1"
+  if type(model).compute_metrics is not keras.Model.compute_metrics:
+    raise UnsupportedError(
+      f"mtf.keras: {type(model).__name__} has a compute_metrics of its own, whose results are of a "
+      f"whole batch; {advice}, or override get_metrics_result instead"
+    )
+
+  def step(inputs: Any, targets: Any = None, sample_weight: Any = None) -> Any:
+    for loss in tf.nest.flatten(getattr(model, "loss", None)):
+      reduction = getattr(loss, "reduction", "sum_over_batch_size")
+      by_weight = reduction == "mean_with_sample_weight" and sample_weight is not None
+      if reduction not in ("sum_over_batch_size", "mean", "mean_with_sample_weight") or by_weight:
+        raise UnsupportedError(
+          f"mtf.keras: the loss {loss.name} has reduction={reduction!r}, which is not the mean over"
+          " the examples of a batch, so that of a batch is not the mean of its microbatches'; give "
+          f"it reduction='sum_over_batch_size', or {advice}"
+        )
+    scaled, _, outputs = forward(inputs, targets, sample_weight)
+    if any(getattr(y, "_keras_mask", None) is not None for y in tf.nest.flatten(outputs)):
+      raise UnsupportedError(
+        f"mtf.keras: an output of {model.name} has a mask: its loss is a mean over the positions "
+        "that are not masked, of which microbatches have different numbers; give the mask as "
+        f"sample_weight instead, or {advice}"
+      )
+    return scaled
+
+  return step
+
+
+def finish_step(
+  model: keras.Model,
+  added: Sequence[tf.Variable],
+  draws: Sequence[tuple[tf.Variable, int]],
+) -> Callable[..., Any]:
+  """The end of a training step in microbatches: metrics and seeds.
+
+  Args:
+    model: a compiled model.
+    added: variables that get the sum of what the microbatches add to them.
+    draws: states of seed generators, with the number of seeds that a microbatch takes.
+
+  Returns:
+    A function of (the loss, those sums) that returns the logs.
+  """
+
+  def step(loss: Any, sums: Any) -> Any:
+    del loss  # An imported function has at least one argument.
+    for variable, change in zip(added, sums):
+      variable.assign_add(change)
+    for state, count in draws:
+      state.assign_add(tf.constant([0, count], state.dtype))
+    return _logs(model.get_metrics_result())
 
   return step
 
@@ -241,6 +352,7 @@ class Step:
     names: its parameters that are given.
     variables: the `NamedVariable`s.
     model: the model, whose parts have names.
+    around: makes a context manager, inside of which it is traced.
   """
 
   def __init__(
@@ -249,13 +361,15 @@ class Step:
     names: Sequence[str],
     variables: Sequence[NamedVariable],
     model: Any = None,
+    around: Callable[[], contextlib.AbstractContextManager[None]] = contextlib.nullcontext,
   ):
     self.name = fn.__name__
     self.model = model
     self.variables = list(variables)
 
     def call(*args: Any) -> Any:
-      return fn(**dict(zip(names, args)))
+      with around():
+        return fn(**dict(zip(names, args)))
 
     kind = inspect.Parameter.POSITIONAL_OR_KEYWORD
     call.__signature__ = inspect.Signature([inspect.Parameter(n, kind) for n in names])  # type: ignore[attr-defined]

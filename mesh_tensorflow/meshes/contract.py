@@ -127,6 +127,14 @@ class MeshContract(MeshLayout):
       other._stages = dict(zip(self._stages, [other, *stages]))
     return other
 
+  def with_layout(self: _Self, layout_rules: LayoutLike) -> _Self:
+    """See `MeshLayout.with_layout`; of a pipeline all stages get the layout rules."""
+    other = super().with_layout(layout_rules)
+    if not self._stages:
+      return other
+    _, *others = self._stages.values()
+    return other.with_stages([impl.with_layout(layout_rules) for impl in others], self._schedule)
+
   @property
   def supports_control_dependencies(self) -> bool:
     """True: operations run in the order of the graph."""

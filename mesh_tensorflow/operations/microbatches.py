@@ -63,16 +63,60 @@ def serialize_training_step(
     ArgumentError: there is no such schedule.
     GradientError: the loss does not depend on a trainable variable.
   """
-  schedules.check_schedule(schedule, "serialize_training_step")
+
+  def body(parts: dict[str, Tensor], _: Tensor) -> tuple[list[Tensor], dict[str, Tensor]]:
+    outputs = model_fn(parts)
+    if not isinstance(outputs, dict) or "loss" not in outputs:
+      found = sorted(outputs) if isinstance(outputs, dict) else type(outputs).__name__
+      raise ArgumentError(
+        f"serialize_training_step: model_fn must return a dict with the key 'loss', got {found}"
+      )
+    return _gradients_of_variables(outputs["loss"]), outputs
+
+  return accumulate(
+    features, body, batch_dim, num_splits, schedule=schedule, what="serialize_training_step"
+  )
+
+
+def accumulate(
+  features: dict[str, Tensor],
+  body: Callable[[dict[str, Tensor], Tensor], tuple[list[Tensor], dict[str, Tensor]]],
+  batch_dim: DimensionLike,
+  num_splits: int,
+  *,
+  schedule: str,
+  what: str,
+) -> tuple[list[Tensor], dict[str, Tensor]]:
+  """Runs a function on each microbatch, and adds up its results; see `serialize_training_step`.
+
+  Args:
+    features: `Tensor`s that have `batch_dim`.
+    body: takes a dict of such tensors with a smaller `batch_dim`, and the number of the microbatch,
+      an int32 scalar; returns a list of tensors to be added up, in float32 at least, and a dict of
+      outputs.
+    batch_dim: the batch dimension.
+    num_splits: the number of microbatches; it must divide the batch.
+    schedule: see there.
+    what: name of the caller, for messages.
+
+  Returns:
+    The sums of the list, and the outputs: those that have the batch dimension are of the whole
+    batch, others sums.
+
+  Raises:
+    ShapeError: `num_splits` does not divide the batch.
+    ArgumentError: there is no such schedule.
+  """
+  schedules.check_schedule(schedule, what)
   batch_dim = convert_to_dimension(batch_dim)
   if not features:
-    raise GraphError("serialize_training_step needs at least one feature")
+    raise GraphError(f"{what} needs at least one feature")
   for name, x in features.items():
     if batch_dim not in x.shape:
-      raise no_such_dimension(f"serialize_training_step: feature {name!r}", batch_dim, x)
+      raise no_such_dimension(f"{what}: feature {name!r}", batch_dim, x)
   if num_splits < 1 or batch_dim.size % num_splits:
     raise ShapeError(
-      f"serialize_training_step: {batch_dim.name}={batch_dim.size} cannot be cut into "
+      f"{what}: {batch_dim.name}={batch_dim.size} cannot be cut into "
       f"{num_splits} microbatches, which does not divide it"
     )
   first = next(iter(features.values()))
@@ -88,29 +132,23 @@ def serialize_training_step(
     return less(i, num_splits)
 
   def body_fn(i: Tensor) -> list[Tensor]:
-    outputs = model_fn(
-      {
-        k: GatherOperation(
-          x, reshard(i, x.mesh), microbatch, in_range=True, name="microbatch"
-        ).outputs[0]
-        for k, x in cut.items()
-      }
-    )
-    if not isinstance(outputs, dict) or "loss" not in outputs:
-      found = sorted(outputs) if isinstance(outputs, dict) else type(outputs).__name__
-      raise ArgumentError(
-        f"serialize_training_step: model_fn must return a dict with the key 'loss', got {found}"
-      )
+    parts = {
+      k: GatherOperation(
+        x, reshard(i, x.mesh), microbatch, in_range=True, name="microbatch"
+      ).outputs[0]
+      for k, x in cut.items()
+    }
+    summed, outputs = body(parts, i)
     # Added up in float32 at least, over many microbatches.
-    grads = [
-      cast_before_sum(g, tf.float32) if g.dtype.is_floating and g.dtype.size < 4 else g
-      for g in _gradients_of_variables(outputs["loss"])
+    summed = [
+      cast_before_sum(x, tf.float32) if x.dtype.is_floating and x.dtype.size < 4 else x
+      for x in summed
     ]
     output_keys.extend(outputs)
-    parts = [_scatter_microbatch(outputs[k], i, smaller, microbatch) for k in output_keys]
+    scattered = [_scatter_microbatch(outputs[k], i, smaller, microbatch) for k in output_keys]
     # The loop adds up what follows the counter: gradients, and outputs that are zero outside of
     # their microbatch.
-    return [add(i, 1), *grads, *parts]
+    return [add(i, 1), *summed, *scattered]
 
   start = constant(mesh, 0, shape=[], dtype=tf.int32)
   results = WhileLoopOperation(

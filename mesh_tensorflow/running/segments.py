@@ -156,6 +156,9 @@ def segments_of(
     if is_pipeline(op, impl_of):
       levels[op] = level
       between.setdefault(level, []).append(op)
+      # It reads variables while it runs: what changes them comes after it.
+      read = [x.operation for x in read_by(op, seed) if isinstance(x.operation, Variable)]
+      last.update((v, max(level + 1, last.get(v, 0))) for v in [*read, *variables])
       continue
     _check_one_mesh(op, impl, impl_of)
     waits = []

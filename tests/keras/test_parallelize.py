@@ -12,7 +12,7 @@ import tensorflow as tf
 
 import mesh_tensorflow as mtf
 from mesh_tensorflow.errors import ArgumentError, LayoutError, MeshShapeError, UnsupportedError
-from mesh_tensorflow.keras.layouts import convert_to_mesh
+from mesh_tensorflow.keras.layouts import convert_to_mesh, cut_into_stages
 from mesh_tensorflow.keras.mirror import Mirror
 from tests.keras.models import X, Y, compiled, placement, single, small
 
@@ -40,8 +40,9 @@ def test_a_mesh_of_stages(cpu_devices):
   first, second = (
     mtf.PlacementMeshImpl("all:1", "", [d], variable_store=store) for d in cpu_devices[:2]
   )
-  with pytest.raises(UnsupportedError, match="has 2 stages"):
-    convert_to_mesh(first.with_stages([second]))
+  choice = cut_into_stages(convert_to_mesh(first.with_stages([second], "gpipe")), None, None)
+  assert (choice.size, choice.stages, choice.schedule) == (1, 2, "gpipe")
+  assert choice.others == (second,)
 
 
 @pytest.mark.parametrize("mesh", [True, 1.5, "rows", object(), {"rows": "two"}])
