@@ -112,6 +112,22 @@ def test_a_distribution_of_kerass_own(cpu_devices, enabled):
     assert_same_history(model.fit(X, Y, **FIT), expected, 1e-5)
 
 
+@pytest.mark.parametrize("over", ["batch", True])
+def test_stages_in_shards(over, cpu_devices):
+  """Of each stage the weights are cut over its own mesh."""
+  plain = compiled()
+  parallel = mtf.keras.parallelize(
+    compiled(), "batch:2", "batch:batch", stages=2, microbatches=2, shard_state=over
+  )
+  # The last batch is a smaller one.
+  assert_same_history(parallel.fit(X, Y, **FIT), plain.fit(X, Y, **FIT), 1e-5)
+  assert_same_variables(parallel.model, plain)
+  for stage in parallel.mesh_impl.stages.values():
+    assert stage.state_dims == ("batch",)
+  kernels = [v for v in parallel.mesh_impl.variable_store if v.shape.ndims == 2]
+  assert kernels and all(np.prod(v.slice_shape) * 2 == v.shape.size for v in kernels)
+
+
 def test_shards_are_found_where_nothing_fits_otherwise(cpu_devices, monkeypatch):
   """By default nothing is in shards that fits without."""
 
