@@ -57,3 +57,12 @@ def test_flops_between_arguments_and_results():
     assert slowed.flops_of((after, [tf.nn.relu(after)]), [before, b, 3]) == 2 * 2 * 5 * 3
     assert slowed.flops_of(after, [a, b]) == 2 * (2 * 2 * 5 * 3)
     assert slowed.flops_of(3, []) == 0
+
+
+@pytest.mark.slow
+def test_the_benchmark_trains_alike_on_all_divisions(run_forked, repository):
+  sizes = ["--batch=96", "--width=64", "--layers=2", "--rounds=1"]
+  told = run_forked(["-m", "benchmarks.unequal", *sizes], cwd=repository).stdout
+  rows = [line.split() for line in told.splitlines() if line[:5] in ("even ", "share", "1 pro")]
+  apart = [float(row[-1]) for row in rows if row[-1][-4:-2] == "e-" or row[-1] == "0.0e+00"]
+  assert len(apart) >= 2 and max(apart) < 1e-5, told

@@ -296,8 +296,8 @@ class PlacementMeshImpl(MeshImpl):
 
 
 def _identity(x: Any) -> Any:
-  """Key of an argument of `slicewise`: numbers by their values, all else by what it is."""
-  return (type(x), x) if isinstance(x, (bool, int, float)) else id(x)
+  """Key of an argument of `slicewise`: integers by their values, all else by what it is."""
+  return (type(x), x) if isinstance(x, int) else id(x)
 
 
 def _fold(fn: Callable[..., tf.Tensor]) -> Callable[[list[tf.Tensor]], tf.Tensor]:
