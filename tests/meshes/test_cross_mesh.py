@@ -100,3 +100,42 @@ def test_devices_are_one_however_they_are_written():
   source = mtf.PlacementMeshImpl("s:1", "", ["/job:localhost/replica:0/task:0/device:CPU:1"])
   target = mtf.PlacementMeshImpl("u:1", "", ["cpu:1"])
   assert cross_mesh.elements_sent(source, target, SHAPE) == 0
+
+
+class InWorkers(mtf.MeshImpl):
+  """A mesh whose processors are in workers, by their numbers."""
+
+  def __init__(self, shape, layout, worker_of):
+    super().__init__(shape, layout)
+    self._worker_of = worker_of
+
+  def processor_device(self, pnum):
+    return f"/job:worker/task:{self._worker_of[pnum]}/device:CPU:{pnum}"
+
+  @property
+  def processors_of_workers(self):
+    of = [[p for p, w in enumerate(self._worker_of) if w == worker] for worker in range(2)]
+    return [*of, []]
+
+
+def test_each_worker_gets_each_element_once():
+  source = InWorkers("s:2,t:2", "a:s", [0, 0, 1, 1])  # The first half in worker 0, twice.
+  target = InWorkers("u:2,v:2", "b:u", [0, 1, 0, 1])  # Each half of "b" in both workers.
+  plan = cross_mesh.plan_transfers(source, target, SHAPE)
+  assert [(p.at, p.replicas) for p in plan] == [(0, (0,)), (1, (1,)), (2, (2,)), (3, (3,))]
+  worker_of = [0, 0, 1, 1]
+  crossing = [0, 0]
+  for assembly in plan:
+    worker = target._worker_of[assembly.at]
+    assert sum(t.elements for t in assembly.transfers) == SHAPE.size // 2
+    for t in assembly.transfers:
+      crossing[worker] += t.elements * (worker_of[t.source] != worker)
+  # Each has half of the tensor already, and gets the other half.
+  assert crossing == [SHAPE.size // 2] * 2
+
+
+def test_of_a_workers_replicas_one_gets_the_elements():
+  source, target = InWorkers("s:2", "a:s", [0, 0]), InWorkers("u:2,v:2", "a:u", [1, 1, 1, 1])
+  plan = cross_mesh.plan_transfers(source, target, SHAPE)
+  assert [p.replicas for p in plan] == [(0, 1), (2, 3)]
+  assert sum(t.elements for p in plan for t in p.transfers) == SHAPE.size

@@ -81,6 +81,13 @@ def test_texts_are_continued_through_the_stages(whole):
   assert plain == small_lm.infer(folder, ["To be", "or"], *SETTINGS, TWO, step=4)
 
 
+def test_where_a_loss_became_nan_is_found(tmp_path):
+  """The replay has variables of its own on all stages."""
+  settings = [*SETTINGS, TWO, "run.learning_rate_schedule = 1e35", "run.max_grad_norm = None"]
+  with pytest.raises(errors.NonFiniteError, match="was not finite first, in step [23]"):
+    small_lm.run(tmp_path, *settings, text=small_lm.TEXT)
+
+
 def test_microbatches_by_default(tmp_path):
   """A user who says nothing of them gets some, so that the stages work side by side."""
   from mesh_tensorflow.training import program as training
