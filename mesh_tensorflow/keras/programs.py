@@ -23,6 +23,7 @@ from mesh_tensorflow import workers
 from mesh_tensorflow.environment.data_sets import untuned_iterators
 from mesh_tensorflow.errors import GraphError, ShapeError, UnsupportedError
 from mesh_tensorflow.importing.accumulating import changed_at_top, is_added_to
+from mesh_tensorflow.importing.building import Start
 from mesh_tensorflow.importing.imported import Imported
 from mesh_tensorflow.importing.naming import named_leaves
 from mesh_tensorflow.keras import hooks, mirror, processes, stages, steps
@@ -715,7 +716,8 @@ class Programs:
         state = value()
         return add(state, multiply(cast(on_stage(number), state.dtype), _APART))
 
-      held = {**dict.fromkeys(microbatches.added, zero), **dict.fromkeys(microbatches.draws, seed)}
+      held: dict[str, Start] = dict.fromkeys(microbatches.added, zero)
+      held.update(dict.fromkeys(microbatches.draws, seed))
       loss, changes = imported.call_holding(held, *args)
       loss = multiply(loss, 1.0 / count)
       paths, found = self._trained(imported, loss.mesh)
