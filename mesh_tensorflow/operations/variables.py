@@ -237,9 +237,15 @@ class Variable(Operation):
     """The device of its first slice: there is no copy of the whole besides the slices.
 
     Raises:
-      VariableError: no `Lowering` has been made of it yet, so it is nowhere.
+      VariableError: no `Lowering` has been made of it yet, so it is nowhere; or its mesh is in
+        other workers.
     """
-    device: str = self.get_master().slices[0].device
+    slices = self.get_master().slices
+    if not slices:
+      raise VariableError(
+        f"variable {self.full_name} has no slice in this process: {self.mesh!r} is in other workers"
+      )
+    device: str = slices[0].device
     return device
 
   def get_master(self) -> StoredVariable:

@@ -100,6 +100,11 @@ def main() -> None:
   # The mesh of one worker alone is its own affair; another worker cannot run it.
   alone = mtf.function(impls["b"], spec)(lambda x: x + 1.0)
   found["alone"] = error_of(alone, X)
+  graph = mtf.Graph()
+  variable = mtf.get_variable(mtf.Mesh(graph, "a"), "u", [("x", 8)]).operation
+  other = mtf.get_variable(mtf.Mesh(graph, "b"), "z", [("x", 8)]).operation
+  mtf.Lowering(graph, {variable.mesh: impls["a"], other.mesh: impls["b"]})
+  found["devices"] = [error_of(lambda v=v: v.master_device) for v in (variable, other)]
   print(json.dumps(found), flush=True)
   workers.leave()
 

@@ -53,3 +53,6 @@ def test_wrong_use(of_workers):
   assert first["alone"].startswith("UnsupportedError: SimdMeshImpl")
   assert "has none of its devices" in first["alone"]
   assert second["alone"] == "no error"
+  there, here = second["devices"]
+  assert here == "no error"
+  assert there.startswith("VariableError: variable u has no slice in this process: Mesh('a')")
