@@ -275,6 +275,7 @@ def test_on_batch_steps_per_execution_and_callbacks(cpu_devices: list[str], tmp_
   assert not np.any(parallel.predict(X[:4], verbose=0))
 
 
+@pytest.mark.slow
 def test_predict_comes_first(cpu_devices: list[str]) -> None:
   parallel = mtf.keras.parallelize(compiled(blocks()), 2, stages=2)
   np.testing.assert_allclose(

@@ -285,3 +285,31 @@ def test_accumulators_of_a_loop_that_is_no_pipeline(cpu_devices):
 
   with pytest.raises(mtf.errors.UnsupportedError, match="mtf.serialize_training_step"):
     f(np.arange(8.0))
+
+
+def test_changes_that_do_not_depend_on_the_pipeline_come_after_it(cpu_devices: list[str]) -> None:
+  """A weight that decays, whatever its gradient is: microbatches see it as it was."""
+  store = mtf.VariableStore()
+  first, second = (
+    mtf.PlacementMeshImpl("all:1", "", [d], variable_store=store) for d in cpu_devices[:2]
+  )
+
+  @mtf.function(first.with_stages([second]), [mtf.TensorSpec([("batch", 8), ("width", 4)])])
+  def step(x: mtf.Tensor) -> mtf.Tensor:
+    batch, width = x.shape.dims
+
+    def model(features: dict[str, mtf.Tensor]) -> dict[str, mtf.Tensor]:
+      y = features["x"]
+      for name in ("stage0", "stage1"):
+        with mtf.stage(name):
+          y = y * mtf.get_variable(y.mesh, name, [width], initializer=tf.ones_initializer())
+      with mtf.stage("stage1"):
+        return {"loss": mtf.reduce_sum(y)}
+
+    _, outputs = mtf.serialize_training_step({"x": x}, model, batch, 4)
+    for v in x.graph.trainable_variables:
+      mtf.assign(v, v.value * 0.5)
+    return outputs["loss"]
+
+  losses = [float(step(np.ones([8, 4], np.float32))) for _ in range(3)]
+  assert losses == [32.0, 8.0, 2.0]
