@@ -27,7 +27,7 @@ from mesh_tensorflow.transformer.model.model_building import Model
 
 MICROBATCHES, RECOMPUTE, SHARD_STATE = "microbatches", "recompute", "shard_state"
 STAGES = "stages"
-CHOICES = (MICROBATCHES, RECOMPUTE, SHARD_STATE, STAGES)
+CHOICES = (MICROBATCHES, RECOMPUTE, STAGES, SHARD_STATE)
 
 _ONCE = "gathered once"
 # More microbatches than this rarely save anything: what they all need is there each time.

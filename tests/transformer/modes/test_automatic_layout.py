@@ -307,7 +307,7 @@ GIVEN = dict(
 
 def test_ways_to_build_a_step():
   settings = RunSettings(**GIVEN, max_grad_norm=1.0)
-  both = variants.variants(variants.CHOICES, settings, 24, {"targets": 16})
+  both = variants.variants(("microbatches", "recompute"), settings, 24, {"targets": 16})
   # 24 is no multiple of 16; one microbatch is what is bound.
   assert [v.name for v in both] == [
     f"{m}{r}".strip(", ")
@@ -316,6 +316,9 @@ def test_ways_to_build_a_step():
   ]
   assert [variants.named(v.name) for v in both] == both
   assert both[0] == variants.AS_BOUND and both[0].settings == {}
+  # With stages all numbers are told, those next to a few.
+  staged = variants.variants(("stages",), settings, 24, {"targets": 16})
+  assert [v.microbatches for v in staged] == [1, 8, 24]
   assert variants.gin_lines(Variant(4, True)) == [
     "utils.run.gradient_accumulation_steps = 4",
     "transformer.LayerStack.recompute_grads = True",
