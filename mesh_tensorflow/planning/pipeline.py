@@ -497,8 +497,8 @@ class Blocks:
         tasks[i] = dataclasses.replace(tasks[i], seconds=max(seconds * together, 1e-9))
     table = schedules.table(tasks, self.microbatches, self.schedule)
     ones = [1] * len(self)
-    sent = self._sent(ones, self.crossings(impl))
-    stages = [self._stage([b], table, i, sent[i], together) for i, b in enumerate(blocks)]
+    sends = self._sent(ones, self.crossings(impl))
+    stages = [self._stage([b], table, i, sends[i], together) for i, b in enumerate(blocks)]
     return PipelinePlan(self.schedule, table, stages, machine is not None, tuple(ones))
 
   def plan(

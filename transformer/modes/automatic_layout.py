@@ -15,6 +15,7 @@ import dataclasses
 import itertools
 import math
 from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
 import gin
 import tensorflow as tf
@@ -257,7 +258,7 @@ def choose_layout(
     return _best_mesh(
       make, layout_rules, devices // stages, chosen, memory_limit, alternatives, by_name, in_shards
     )
-  options = {
+  options: dict[str, Any] = {
     "devices": devices if mesh_shape is None else None,
     "mesh_shape": mesh_shape,
     "machine": chosen,
