@@ -652,7 +652,7 @@ class Blocks:
   def _summed(self, own: Sequence[Segment]) -> list[Tensor]:
     """What segments of a mesh add up over the microbatches."""
     made = {x for s in own for x in s.outputs}
-    return [x for x in dict.fromkeys(self._parts.sums) if x in made]
+    return [x for x in dict.fromkeys(self._parts.summed) if x in made]
 
   def _kept(self, own: Sequence[Segment]) -> list[Tensor]:
     """What segments of a mesh leave for later ones of the same microbatch there."""

@@ -7,7 +7,7 @@ import pytest
 import tensorflow as tf
 
 import mesh_tensorflow as mtf
-from mesh_tensorflow.meshes import schedules
+from mesh_tensorflow.meshes import cross_mesh, schedules
 from tests.kinds import kept
 
 BATCH, IO, HIDDEN = mtf.Dimension("batch", 16), mtf.Dimension("io", 8), mtf.Dimension("h", 12)
@@ -196,6 +196,24 @@ def test_each_part_is_traced_once(cpu_devices):
   few, many = functions(2), functions(8)
   assert many[0] > few[0]
   assert many[1] == few[1]
+
+
+@pytest.mark.parametrize("microbatches", [2, 8])
+def test_a_tied_table_and_its_gradient_cross_once(microbatches, cpu_devices, monkeypatch):
+  """What the last stage adds to the gradient is summed there over the microbatches."""
+  crossed, plain = [], cross_mesh.reshard
+
+  def reshard(source, target, shape, *args):
+    crossed.append(shape)
+    return plain(source, target, shape, *args)
+
+  monkeypatch.setattr(cross_mesh, "reshard", reshard)
+  impls = meshes(["placement"] * 2, "all:2", "batch:all", cpu_devices)
+  train(impls, list(impls), microbatches=microbatches, steps=1)
+  sizes = [set(shape.dimension_names) for shape in crossed]
+  assert sizes.count({"vocab", "io"}) == 2
+  # Activations and their gradients cross in each microbatch.
+  assert sizes.count({"batch", "io"}) == 2 * microbatches
 
 
 def test_a_loop_that_is_no_pipeline(cpu_devices):
