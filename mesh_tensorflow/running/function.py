@@ -304,14 +304,12 @@ class Function(tf.Module):  # type: ignore[misc]  # TensorFlow says nothing of i
     with unwatched():
       graph = Graph()
       meshes = self._meshes(graph)
+      # In a graph that nobody runs: inputs may be larger than this host.
+      with tf.Graph().as_default():
+        zeros = [tf.zeros(s.shape.to_integer_list, s.dtype) for s in self.input_signature]
       inputs = [
-        import_tf_tensor(
-          graph.mesh(s.mesh) if s.mesh else meshes[0],
-          tf.zeros(s.shape.to_integer_list, s.dtype),
-          s.shape,
-          name=s.name,
-        )
-        for s in self.input_signature
+        import_tf_tensor(graph.mesh(s.mesh) if s.mesh else meshes[0], x, s.shape, name=s.name)
+        for x, s in zip(zeros, self.input_signature)
       ]
       return graph, meshes[0], self._fn(*inputs)
 

@@ -702,3 +702,14 @@ def test_device_text():
   assert device_text(range(8)) == "devices 0-7"
   assert device_text([0, 4, 8]) == "devices 0, 4, 8"
   assert device_text(list(range(0, 512, 8))) == "devices 0, 8,\n..., 504 (64)"
+
+
+def test_inputs_may_be_larger_than_this_host():
+  """A plan makes no tensors: here a batch would be 64 TiB."""
+  batch, width = mtf.Dimension("batch", 2**24), mtf.Dimension("width", 2**20)
+
+  @mtf.function(mtf.MeshImpl("all:4", "batch:all"), [mtf.TensorSpec([batch, width])])
+  def mean(x):
+    return mtf.reduce_mean(mtf.square(x))
+
+  assert mtf.describe(mean).memory.inputs == 2**44 * 4 // 4
