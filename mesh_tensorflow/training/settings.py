@@ -35,11 +35,10 @@ def checked_settings(
     raise ConfigError(f"{said} = {value!r}: it must be {rule.legal}")
   if isinstance(settings.peak_flops, str):
     convert_to_machine(settings.peak_flops)
-  for name, without in (("early_stopping_patience", None), ("best_metric", "loss")):
-    value = getattr(settings, name)
-    if value != without and not settings.eval_every_steps:
-      raise ConfigError(
-        f"{settings.named(name)} is {value!r}, but nothing is evaluated in training: set "
-        f"{settings.named('eval_every_steps')}, the steps between evaluations"
-      )
+  if settings.early_stopping_patience is not None and not settings.eval_every_steps:
+    raise ConfigError(
+      f"{settings.named('early_stopping_patience')} is {settings.early_stopping_patience}, but "
+      f"nothing is evaluated in training: set {settings.named('eval_every_steps')}, the steps "
+      "between evaluations"
+    )
   return dataclasses.replace(settings, profile_steps=steps_to_profile(settings.profile_steps))

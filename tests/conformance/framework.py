@@ -435,10 +435,10 @@ def make_impl(kind: str, layout: Layout, devices: Sequence[str], store: Any = No
   """A mesh implementation, "placement" or "simd", on the first of the devices.
 
   On about two thirds of the layouts some devices have several processors: by shares of the first
-  mesh dimension that has several, or as it comes.
+  mesh dimension that has several, or as it comes. (Not if each device is the default one, "".)
   """
   devices, shares = list(devices[: layout.size]), None
-  turn = zlib.crc32(str(layout).encode()) % 3
+  turn = zlib.crc32(str(layout).encode()) % 3 if all(devices) else 0
   if turn == 1:
     devices = [devices[2 * p // 3] for p in range(layout.size)]
   if turn == 2 and layout.size > 1:

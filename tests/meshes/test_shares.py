@@ -331,7 +331,7 @@ def test_tensors_go_to_and_from_other_meshes(cpu_devices):
   value = np.arange(48, dtype=np.float32).reshape(12, 4)
   for source, target in ((mine, other), (other, mine)):
     slices = source.import_tf_tensor(shape, tf.constant(value)).tensor_list
-    moved = cross_mesh.reshard(source, target, shape, slices)
+    moved = cross_mesh.reshard(source, target, shape, tf.float32, slices)
     np.testing.assert_array_equal(target.combine_slices(moved, shape), value)
     assert cross_mesh.elements_sent(source, target, shape) == 48
   # To the same devices: nothing but what changes its device is sent.

@@ -486,10 +486,6 @@ def test_bad_settings_are_refused(tmp_path, binding, what):
       {"every": 0, "patience": 3},
       "early_stopping_patience is 3, but nothing is evaluated.*eval_every_steps",
     ),
-    (
-      {"every": 0, "best_metric": "token_accuracy"},
-      "best_metric is 'token_accuracy', but nothing is evaluated.*eval_every_steps",
-    ),
     ({"patience": 0}, "patience = 0: it must be a whole number of at least 1, or None"),
     ({"min_delta": -0.5}, "min_delta = -0.5: it must be a number of at least 0"),
     ({"max_batches": 0}, "eval_steps = 0"),
