@@ -135,7 +135,7 @@ def test_pretraining(folder, pretrained, tmp_path, capsys):
   assert again == pytest.approx({k: float(v) for k, v in found.items()}, rel=1e-4)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_state_in_shards_and_in_fewer_bits(folder, pretrained, tmp_path, monkeypatch):
   """Shards change no value, 8 bits little; with --layout=auto, too."""
   shards = []

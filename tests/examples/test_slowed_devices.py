@@ -59,7 +59,7 @@ def test_flops_between_arguments_and_results():
     assert slowed.flops_of(3, []) == 0
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_the_benchmark_trains_alike_on_all_divisions(run_forked, repository):
   sizes = ["--batch=96", "--width=64", "--layers=2", "--rounds=1"]
   told = run_forked(["-m", "benchmarks.unequal", *sizes], cwd=repository).stdout

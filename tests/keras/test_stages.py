@@ -80,10 +80,10 @@ def check_fit(make: Callable[[], keras.Model], parallel: Any, tolerance: float =
   [
     (mtf.PlacementMeshImpl, 2, "1f1b"),
     (mtf.SimdMeshImpl, 2, "zero_bubble"),
-    pytest.param(mtf.PlacementMeshImpl, 4, "gpipe", marks=pytest.mark.slow),
-    pytest.param(mtf.PlacementMeshImpl, 4, "zero_bubble", marks=pytest.mark.slow),
+    pytest.param(mtf.PlacementMeshImpl, 4, "gpipe", marks=pytest.mark.long),
+    pytest.param(mtf.PlacementMeshImpl, 4, "zero_bubble", marks=pytest.mark.long),
     pytest.param(mtf.SimdMeshImpl, 4, "1f1b", marks=pytest.mark.slow),
-    pytest.param(mtf.SimdMeshImpl, 2, "gpipe", marks=pytest.mark.slow),
+    pytest.param(mtf.SimdMeshImpl, 2, "gpipe", marks=pytest.mark.long),
   ],
 )
 def test_fit(kind: Any, count: int, schedule: str, cpu_devices: list[str]) -> None:
@@ -127,7 +127,7 @@ def test_one_microbatch_takes_everything(cpu_devices: list[str]) -> None:
   check_fit(make, parallel, 1e-4)
 
 
-@pytest.mark.parametrize("stages", [2, pytest.param(4, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("stages", [2, pytest.param(4, marks=pytest.mark.long)])
 def test_dropout_is_that_of_the_same_microbatches_on_one_mesh(
   stages: int, cpu_devices: list[str]
 ) -> None:
@@ -205,7 +205,7 @@ def nested() -> keras.Model:
 @pytest.mark.parametrize(
   ("make", "stages", "cut"),
   [
-    pytest.param(subclassed, 2, None, marks=pytest.mark.slow),
+    pytest.param(subclassed, 2, None, marks=pytest.mark.long),
     (subclassed, ["block1", "head"], ["block1", "head"]),
     (nested, ["b", "relu"], ["b", "relu"]),
   ],
@@ -275,7 +275,7 @@ def test_on_batch_steps_per_execution_and_callbacks(cpu_devices: list[str], tmp_
   assert not np.any(parallel.predict(X[:4], verbose=0))
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_predict_comes_first(cpu_devices: list[str]) -> None:
   parallel = mtf.keras.parallelize(compiled(blocks()), 2, stages=2)
   np.testing.assert_allclose(
@@ -285,7 +285,7 @@ def test_predict_comes_first(cpu_devices: list[str]) -> None:
   assert "memory" in str(parallel.describe())
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_weights_without_gradients(cpu_devices: list[str]) -> None:
   def make() -> keras.Model:
     model = compiled(blocks())
@@ -298,8 +298,11 @@ def test_weights_without_gradients(cpu_devices: list[str]) -> None:
 @pytest.mark.parametrize(
   "optimizer",
   [
-    lambda: keras.optimizers.Adafactor(0.01),
-    lambda: keras.optimizers.Adam(0.01, epsilon=1e-3, use_ema=True, amsgrad=True),
+    pytest.param(lambda: keras.optimizers.Adafactor(0.01), marks=pytest.mark.long),
+    pytest.param(
+      lambda: keras.optimizers.Adam(0.01, epsilon=1e-3, use_ema=True, amsgrad=True),
+      marks=pytest.mark.long,
+    ),
     lambda: keras.optimizers.RMSprop(0.01, centered=True, momentum=0.5, clipvalue=0.1),
   ],
   ids=["adafactor", "adam", "rmsprop"],

@@ -64,6 +64,7 @@ def test_a_training_is_the_same(mesh, whole, tmp_path):
   assert names(tmp_path) == names(folder)
 
 
+@pytest.mark.long
 def test_a_training_goes_on_with_other_shares_and_makes_the_same_texts(whole, tmp_path):
   folder, losses = whole
   for step, mesh in ((1, SHARES), (2, ()), (4, MESHES["2:1:1"])):
