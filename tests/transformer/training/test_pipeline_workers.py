@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 
 import numpy as np
 import pytest
@@ -61,7 +62,8 @@ def test_two_workers_write_the_texts_of_one(whole):
   staged = program.run(2, program.trainer_arguments(whole, *SETTINGS, *STAGES, *PROMPT))
   text = plain[plain.index("To be") :].splitlines()[0]
   assert len(text) > len("To be")
-  assert text in staged
+  # TensorFlow's notices may come in the middle of a text, which is written token by token.
+  assert text in re.sub(r"[EWI]\d{4} \d\d:.*\n", "", staged)
 
 
 def in_cluster(monkeypatch, count):
