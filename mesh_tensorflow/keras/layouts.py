@@ -784,7 +784,7 @@ def decide(
 
 
 def _same_choice(choice: LayoutChoice) -> tuple[Shape, LayoutRules, Sequence[str], bool]:
-  """What the first process found, for `MeshChoice.make`: a search that time ends may differ."""
+  """Arguments of `MeshChoice.make`, as the first process found them: timed searches may differ."""
   mesh = [(d.name, int(d.size)) for d in choice.mesh_shape]
   found = [mesh, list(choice.layout.pairs), choice.shard_state, choice.reshard_after_forward]
   shape, rules, over, again = json.loads(texts.gather_texts(json.dumps(found))[0])

@@ -63,7 +63,7 @@ _APART = 0x2545F491
 
 @dataclasses.dataclass(frozen=True)
 class Pipeline:
-  """How `parallelize` was asked to cut a model and its batches.
+  """Request to `parallelize` for cutting a model and its batches.
 
   Attributes:
     stages: their number, or the names of the layers with which all but the first begin; 0 if the

@@ -682,7 +682,7 @@ def _read_workers(read: _Fields) -> Workers:
 
 
 def _read_speeds(read: _Fields) -> tuple[float, ...]:
-  """How fast each device is."""
+  """Reads the relative speed of each device; () of equal ones."""
   if "speeds" not in read:
     return ()
   speeds = read.get("speeds")
@@ -697,7 +697,7 @@ def _is_number(x: object) -> bool:
 
 
 def _read_pairs(read: _Fields) -> tuple[Speed, ...]:
-  """How fast the link from each device to the next one is."""
+  """Reads the speed of the link from each device to the next one; () of equal ones."""
   if "pairs" not in read:
     return ()
   found = []

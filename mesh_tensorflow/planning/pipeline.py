@@ -156,7 +156,7 @@ class Crossing(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Block:
-  """What the operations of one mesh of a pipeline take; without what comes from other meshes.
+  """Cost of the operations of one mesh of a pipeline, without transfers from other meshes.
 
   Attributes:
     name: of the mesh.
@@ -403,7 +403,7 @@ class Blocks:
     return found
 
   def crossings(self, impl: PlanMeshImpl) -> list[Crossing]:
-    """What goes from mesh to mesh for each microbatch.
+    """Transfers from mesh to mesh for each microbatch.
 
     Args:
       impl: mesh shape and layout of every stage.
@@ -650,7 +650,7 @@ class Blocks:
     ).seconds
 
   def _summed(self, own: Sequence[Segment]) -> list[Tensor]:
-    """What segments of a mesh add up over the microbatches."""
+    """Tensors that segments of a mesh add up over the microbatches."""
     made = {x for s in own for x in s.outputs}
     return [x for x in dict.fromkeys(self._parts.summed) if x in made]
 

@@ -344,7 +344,7 @@ class SimdMeshImpl(PerDeviceMeshImpl):
 
   @property
   def timeout_seconds(self) -> float:
-    """How long a processor waits for another one before the run fails, in seconds."""
+    """Seconds that a processor waits for another one before the run fails."""
     return self._timeout_seconds
 
   @property
