@@ -1,6 +1,6 @@
 """What a translator gains and loses by each setting: trainings that differ in one, scored alike.
 
-  python -m benchmarks.translation --data_dir multi30k --folder runs [--rows base,sinusoids]
+  python -m benchmarks.translation --data_dir multi30k --folder runs [--row base --row sinusoids]
 
 Each row is the small published model of gin/problems/multi30k_tiny.gin with the gin lines of
 `ROWS`, trained by the real program on fewer steps than its recipe has (`--steps`; rates rise over a
@@ -182,7 +182,12 @@ def main() -> int:
   parser.add_argument("--data_dir", required=True, help="folder of the pairs")
   parser.add_argument("--folder", required=True, help="for the trainings, which are kept there")
   parser.add_argument(
-    "--rows", default=",".join(ROWS), help="the first is compared with (default: all)"
+    "--row",
+    action="append",
+    choices=list(ROWS),
+    dest="rows",
+    metavar="ROW",
+    help=f"several may be given; the first is compared with (default: all): {'; '.join(ROWS)}",
   )
   parser.add_argument("--steps", type=int, default=1500)
   parser.add_argument("--seeds", default="1", help="with commas between")
@@ -190,10 +195,7 @@ def main() -> int:
   parser.add_argument("--gin_file", action="append", default=[], help="of all rows")
   parser.add_argument("--gin_param", action="append", default=[], help="of all rows")
   args = parser.parse_args()
-  args.rows = args.rows.split(",")
-  unknown = [r for r in args.rows if r not in ROWS]
-  if unknown:
-    parser.error(f"there are no rows {unknown}; there are {list(ROWS)}")
+  args.rows = args.rows or list(ROWS)
   runs = Runs(args)
   lines = [runs.line(row, int(seed)) for row in args.rows for seed in args.seeds.split(",")]
   print("| row | seed | loss | BLEU, Moses | BLEU, 13a | seconds | Moses, equal seconds |")
