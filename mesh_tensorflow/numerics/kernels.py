@@ -15,7 +15,8 @@ merged by reshapes, which move nothing; and where they alternate too often for t
 repeated along a few axes first.
 
 `stack` is here for another reason: TensorFlow's optimizer of graphs computes something else than
-`tf.stack` says. So it does for `argmax`. And `sum_of` keeps it from joining sums in loops.
+`tf.stack` says. So it does for `argmax`. And `sum_of` keeps it from joining sums in loops. `top_k`
+is here since TensorFlow's looks at every element of a long row one by one.
 """
 
 from __future__ import annotations
@@ -31,6 +32,7 @@ import tensorflow as tf
 from mesh_tensorflow.program.dimensions import list_product
 
 _BROADCAST, _SELECT, _SLICE, _PAD, _ARGMAX, _SOFTMAX = 5, 8, 8, 8, 7, 5
+_LONG_ROW = 1024  # From here on `top_k` searches in groups.
 
 
 class _Run(NamedTuple):
@@ -219,6 +221,38 @@ def argmax(x: tf.Tensor, axis: int) -> tf.Tensor:
   if not tf.executing_eagerly():
     x = tf.raw_ops.Snapshot(input=x)
   return _along(lambda t, i: tf.argmax(t, i, output_type=tf.int32), x, axis, _ARGMAX)
+
+
+def top_k(x: tf.Tensor, k: int) -> tuple[tf.Tensor, tf.Tensor]:
+  """`tf.math.top_k`: along the last axis, in descending order, of equal elements the first first.
+
+  A long row is cut into groups, of which only the k with the largest maxima are looked at: each of
+  the k largest elements lies in one of them. TensorFlow's kernel for CPUs takes nanoseconds for an
+  element, a maximum a fraction of one (8 of 64 rows of 32,128: 0.5 ms in place of 4.5).
+  """
+  *rows, n = x.shape.as_list()
+  size = _group_size(n, k)
+  if not size:
+    values, indices = tf.math.top_k(x, k)
+    return values, indices
+  groups = tf.reshape(x, [*rows, n // size, size])
+  _, chosen = tf.math.top_k(tf.reduce_max(groups, -1), k)
+  # In the order of positions again, by which equal elements are ordered.
+  chosen = -tf.math.top_k(-chosen, k)[0]
+  found = tf.gather(groups, chosen, axis=-2, batch_dims=len(rows))
+  values, at = tf.math.top_k(tf.reshape(found, [*rows, k * size]), k)
+  begin = tf.gather(chosen * size, at // size, axis=-1, batch_dims=len(rows))
+  return values, begin + at % size
+
+
+@functools.lru_cache(maxsize=256)
+def _group_size(n: int, k: int) -> int:
+  """The size of the groups in which `top_k` searches n elements; 0 if that gains nothing."""
+  if n < _LONG_ROW:
+    return 0
+  sizes = [d for d in range(2, n // max(k, 1) + 1) if n % d == 0]
+  size = min(sizes, key=lambda d: n // d + k * d, default=0)
+  return size if size and 4 * (n // size + k * size) <= n else 0
 
 
 def pad(x: tf.Tensor, axis: int, before: int, after: int) -> tf.Tensor:

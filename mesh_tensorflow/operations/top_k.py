@@ -105,7 +105,7 @@ class TopKOperation(_LargestOperation):
   def lower(self, lowering: LoweringInProgress) -> None:
     impl = lowering.mesh_impl(self)
     x = self._inputs[0].shape
-    # The dimension goes last: tf.math.top_k looks along the last axis only.
+    # The dimension goes last: kernels.top_k looks along the last axis only.
     order = (x - self._reduced_dim + self._reduced_dim).dims
     block = impl.slice_shape(x)[self._axis]
     # At most k elements of a block are among the k largest of all; it may have fewer elements.
@@ -113,7 +113,7 @@ class TopKOperation(_LargestOperation):
     mesh_axis = self._mesh_axis(impl)
 
     def local(t: tf.Tensor, begin: int | tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-      values, indices = tf.math.top_k(transpose_to(t, x.dims, order), k)
+      values, indices = kernels.top_k(transpose_to(t, x.dims, order), k)
       return values, indices if isinstance(begin, int) and begin == 0 else indices + begin
 
     values, indices = impl.slicewise(
@@ -131,7 +131,7 @@ class TopKOperation(_LargestOperation):
     lowering.set_tensor_lowering(self._outputs[1], indices)
 
   def _best_candidates(self, values: tf.Tensor, indices: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-    values, at = tf.math.top_k(values, self._k_dim.size)
+    values, at = kernels.top_k(values, self._k_dim.size)
     return values, tf.gather(indices, at, axis=-1, batch_dims=indices.shape.ndims - 1)
 
 

@@ -56,6 +56,35 @@ def _check_axes(rng, most_axes):
   np.testing.assert_array_equal(stack(t), np.stack([x, x + 1.0, x], axis))
 
 
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "int32", "int8"])
+def test_largest_of_long_rows(dtype):
+  rng = np.random.default_rng(2)
+  for n in (1023, 1024, 1200, 3 * 701, 6016, 2039):  # The last is a prime.
+    rows = [int(r) for r in rng.integers(1, 4, int(rng.integers(0, 3)))]
+    k = int(rng.choice([1, 3, 8, 40, n]))
+    few = int(rng.choice([2, 50]))  # Values: many are equal.
+    x = tf.cast(rng.integers(-few, few, [*rows, n]), dtype)
+    if dtype == "float32":
+      x = tf.where(x == -few, float("-inf"), x)
+    want = np.argsort(-tf.cast(x, tf.float64).numpy(), -1, kind="stable")[..., :k]
+    values, indices = kernels.top_k(x, k)
+    np.testing.assert_array_equal(indices, want)
+    np.testing.assert_array_equal(values, tf.gather(x, want, axis=-1, batch_dims=len(rows)))
+
+
+def test_long_rows_are_searched_in_groups():
+  @tf.function(autograph=False)
+  def top(x):
+    return kernels.top_k(x, 8)
+
+  def lengths(n):
+    graph = top.get_concrete_function(tf.TensorSpec([3, n])).graph
+    return [op.inputs[0].shape[-1] for op in graph.get_operations() if op.type == "TopKV2"]
+
+  assert lengths(1000) == [1000]
+  assert lengths(32128) == [502, 8, 512]
+
+
 def test_drawn_axes():
   rng = np.random.default_rng(0)
   for _ in range(60):

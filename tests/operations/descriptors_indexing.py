@@ -9,6 +9,7 @@ import mesh_tensorflow as mtf
 from tests.conformance.framework import T, op
 
 A, B, C = mtf.Dimension("a", 4), mtf.Dimension("b", 8), mtf.Dimension("c", 12)
+LONG = mtf.Dimension("long", 4096)  # `kernels.top_k` looks at groups of these.
 K = {k: mtf.Dimension("k", k) for k in (1, 2, 3, 6, 8)}
 AB, ABC = "a:4 b:8", "a:4 b:8 c:12"
 INTEGERS = T(AB, -9, 10, "int32")
@@ -83,6 +84,10 @@ DESCRIPTORS = [
   op("top_3_ties", lambda x: list(mtf.top_k(x, B, K[3])), _top_k(3), TIES, unsplit="k",
      differentiable=False),
   op("top_6_int", lambda x: list(mtf.top_k(x, B, K[6])), _top_k(6), INTEGERS, unsplit="k"),
+  op("top_8_of_4096", lambda x: list(mtf.top_k(x, LONG, K[8])), _top_k(8), "a:2 long:4096",
+     unsplit="k", differentiable=False),
+  op("top_8_of_4096_ties", lambda x: list(mtf.top_k(x, LONG, K[8])), _top_k(8, 0),
+     T("long:4096 a:2", -5, 6, "int32"), unsplit="k", differentiable=False),
   op("top_1", lambda x: list(mtf.top_1(x, B)), lambda x: [x.max(1), x.argmax(1)], ABC),
   op("argmax", lambda x: mtf.argmax(x, B), lambda x: x.argmax(1), ABC, differentiable=False),
   op("argmax_ties", lambda x: mtf.argmax(x, B), lambda x: x.argmax(1), TIES, differentiable=False),
