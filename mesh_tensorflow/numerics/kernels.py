@@ -16,7 +16,8 @@ repeated along a few axes first.
 
 `stack` is here for another reason: TensorFlow's optimizer of graphs computes something else than
 `tf.stack` says. So it does for `argmax`. And `sum_of` keeps it from joining sums in loops. `top_k`
-is here since TensorFlow's looks at every element of a long row one by one.
+is here since TensorFlow's looks at every element of a long row one by one, `overwrite_rows` since
+its tensor_scatter_nd_update for CPUs copies the tensor, even one that nothing else needs.
 """
 
 from __future__ import annotations
@@ -253,6 +254,43 @@ def _group_size(n: int, k: int) -> int:
   sizes = [d for d in range(2, n // max(k, 1) + 1) if n % d == 0]
   size = min(sizes, key=lambda d: n // d + k * d, default=0)
   return size if size and 4 * (n // size + k * size) <= n else 0
+
+
+def only_cpus() -> bool:
+  """True if slices can be on no device but CPUs; for what planning, too, has to know."""
+  kinds = {d.device_type for d in tf.config.list_physical_devices()}
+  # TPUs that are reached through a strategy may be of other hosts.
+  return kinds <= {"CPU"} and not tf.distribute.has_strategy()
+
+
+# By the bytes of an element: integers of as many, which have sums that are exact.
+_BITS = {1: tf.uint8, 2: tf.uint16, 4: tf.int32, 8: tf.int64}
+
+
+def overwrite_rows(
+  x: tf.Tensor, rows: tf.Tensor, values: tf.Tensor, chosen: tf.Tensor
+) -> tf.Tensor:
+  """`x` with other values in some rows; in place, where nothing else needs `x` (as in loops).
+
+  On CPUs this adds the difference of the bits, as integers, by the only operation there that
+  changes rows of a tensor in place. XLA does not know that operation.
+
+  Args:
+    x: a matrix.
+    rows: int32 [n], different rows of x.
+    values: [n, columns of x].
+    chosen: bool [n]; the rows of others stay as they are.
+  """
+  index, chosen = rows[:, tf.newaxis], chosen[:, tf.newaxis]
+  bits = _BITS.get(x.dtype.size) if x.dtype.is_floating or x.dtype.is_integer else None
+  if bits is None or not only_cpus():
+    values = tf.where(chosen, values, tf.gather_nd(x, index))
+    return tf.tensor_scatter_nd_update(x, index, values)
+  y = tf.bitcast(x, bits)
+  change = tf.bitcast(values, bits) - tf.gather_nd(y, index)
+  change = tf.where(chosen, change, tf.zeros([], bits))
+  y = tf.raw_ops.ScatterNdNonAliasingAdd(input=y, indices=index, updates=change)
+  return tf.bitcast(y, x.dtype)
 
 
 def pad(x: tf.Tensor, axis: int, before: int, after: int) -> tf.Tensor:

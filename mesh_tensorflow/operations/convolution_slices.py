@@ -260,16 +260,11 @@ def filter_of(
 def copies_windows(window: Window, dtype: tf.DType) -> bool:
   """True if TensorFlow's gradients would copy all windows (im2col): 3-D on CPUs.
 
-  Slices can be on no device but CPUs; it is not asked for the device, which planning has not.
-
   Args:
     window: how the filter moves.
     dtype: of all tensors.
   """
-  kinds = {d.device_type for d in tf.config.list_physical_devices()}
-  # TPUs that are reached through a strategy may be of other hosts.
-  only_cpus = kinds <= {"CPU"} and not tf.distribute.has_strategy()
-  return window.rank == 3 and dtype in (tf.float32, tf.float64) and only_cpus
+  return window.rank == 3 and dtype in (tf.float32, tf.float64) and kernels.only_cpus()
 
 
 def _image_of_reversed_filter(

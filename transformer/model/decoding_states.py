@@ -80,7 +80,7 @@ class WriteAtOperation(Operation):
     ) -> tf.Tensor:
       matrix = transpose_to(old_slice, dims, order)
       shape = matrix.shape
-      # One scatter: the positions of row i of the states begin at row i * size of the matrix.
+      # The positions of row i of the states begin at row i * size of the matrix.
       matrix = tf.reshape(matrix, [count * size, -1])
       values = tf.reshape(transpose_to(new_slice, new.shape.dims, rows + columns), [count, -1])
       if not isinstance(begin, int) or begin:
@@ -88,14 +88,11 @@ class WriteAtOperation(Operation):
       # Not found here (another processor has it, or it is beyond the end): the old values stay.
       here = tf.clip_by_value(at, 0, size - 1)
       found = align(tf.equal(here, at), position.shape.dims, rows)
-      found = kernels.broadcast_to(found, row_sizes)
+      found = tf.reshape(kernels.broadcast_to(found, row_sizes), [count])
       first = tf.reshape(tf.range(count) * size, row_sizes)
       here = align(here, position.shape.dims, rows)
-      index = tf.reshape(kernels.elementwise(tf.add, first, here), [count, 1])
-      kept = tf.gather_nd(matrix, index)
-      values = tf.where(tf.reshape(found, [count, 1]), values, kept)
-      # In a loop this writes in place: nothing else holds the old values any more.
-      matrix = tf.tensor_scatter_nd_update(matrix, index, values)
+      index = tf.reshape(kernels.elementwise(tf.add, first, here), [count])
+      matrix = kernels.overwrite_rows(matrix, index, values, found)
       return transpose_to(tf.reshape(matrix, shape), order, dims)
 
     begin = impl.laid_out_slice_begin(mtf.Shape([self._dim]))[0]
