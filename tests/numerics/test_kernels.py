@@ -85,6 +85,39 @@ def test_long_rows_are_searched_in_groups():
   assert lengths(32128) == [502, 8, 512]
 
 
+@pytest.mark.parametrize("cpus", [True, False])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float64", "int32", "uint8", "bool"])
+def test_rows_are_overwritten(dtype, cpus, monkeypatch):
+  monkeypatch.setattr(kernels, "only_cpus", lambda: cpus)
+  rng = np.random.default_rng(3)
+  x, values = (tf.cast(rng.integers(0, 2, s) * 117, dtype).numpy() for s in ([9, 4], [3, 4]))
+  if dtype == "float32":
+    values[0] = [np.nan, -0.0, np.inf, 1e-40]  # Bits as they are.
+  given = x.copy()
+
+  @tf.function(autograph=False)
+  def overwrite(x, values):
+    rows, chosen = tf.constant([7, 0, 3]), tf.constant([True, False, True])
+    return kernels.overwrite_rows(x, rows, values, chosen)
+
+  want = x.copy()
+  want[[7, 3]] = values[[0, 2]]
+  given_tensor = tf.constant(x)
+  assert overwrite(given_tensor, tf.constant(values)).numpy().tobytes() == want.tobytes()
+  np.testing.assert_array_equal(given_tensor.numpy(), given)  # What others need is copied.
+
+
+def test_rows_are_overwritten_by_what_works_in_place():
+  @tf.function(autograph=False)
+  def overwrite(x):
+    return kernels.overwrite_rows(x, tf.constant([2]), tf.ones([1, 3]), tf.constant([True]))
+
+  types = {
+    op.type for op in overwrite.get_concrete_function(tf.TensorSpec([4, 3])).graph.get_operations()
+  }
+  assert "ScatterNdNonAliasingAdd" in types and "TensorScatterUpdate" not in types
+
+
 def test_drawn_axes():
   rng = np.random.default_rng(0)
   for _ in range(60):
