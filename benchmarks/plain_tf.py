@@ -20,6 +20,8 @@ import tensorflow as tf
 from benchmarks import sizes
 from benchmarks.sizes import Size
 
+MakeVariable = Callable[..., tf.Variable]  # As `tf.Variable(value, name=...)`.
+
 
 def rms_norm(x: tf.Tensor, scale: tf.Variable) -> tf.Tensor:
   """Scales `x` to a root mean square of one over the last axis."""
@@ -36,11 +38,11 @@ def product(x: tf.Tensor, weight: tf.Variable, transpose_b: bool = False) -> tf.
 class Block(tf.Module):
   """Pre-norm causal self-attention, then a pre-norm feed-forward network."""
 
-  def __init__(self, size: Size, values: dict[str, np.ndarray], name: str):
+  def __init__(self, size: Size, values: dict[str, np.ndarray], name: str, variable: MakeVariable):
     super().__init__(name=name)
     self.size = size
     for weight in ("attention_scale", "q", "k", "v", "o", "ffn_scale", "wi", "wo"):
-      setattr(self, weight, tf.Variable(values[f"{name}/{weight}"], name=weight))
+      setattr(self, weight, variable(values[f"{name}/{weight}"], name=weight))
 
   def __call__(self, x: tf.Tensor, mask: tf.Tensor) -> tf.Tensor:
     """Maps x [batch * length, d_model] to the same shape.
@@ -68,16 +70,25 @@ class Block(tf.Module):
 
 
 class LanguageModel(tf.Module):
-  """The decoder-only language model of `sizes`."""
+  """The decoder-only language model of `sizes`; `variable` makes its variables."""
 
-  def __init__(self, size: Size, values: dict[str, np.ndarray], precision: str = "float32"):
+  def __init__(
+    self,
+    size: Size,
+    values: dict[str, np.ndarray],
+    precision: str = "float32",
+    variable: MakeVariable = tf.Variable,
+  ):
     super().__init__(name="language_model")
     self.size = size
     self.dtype = tf.as_dtype(precision)
-    self.embedding = tf.Variable(values["embedding"], name="embedding")
-    self.positions = tf.Variable(values["positions"], name="positions")
-    self.blocks = [Block(size, values, f"block_{i}") for i in range(size.layers)]
-    self.final_scale = tf.Variable(values["final_scale"], name="final_scale")
+    self.embedding = variable(values["embedding"], name="embedding")
+    self.positions = variable(values["positions"], name="positions")
+    self.blocks = [Block(size, values, f"block_{i}", variable) for i in range(size.layers)]
+    self.final_scale = variable(values["final_scale"], name="final_scale")
+
+  def embed(self, inputs: tf.Tensor) -> tf.Tensor:
+    return tf.gather(tf.cast(self.embedding, self.dtype), inputs)
 
   def loss(self, tokens: tf.Tensor) -> tf.Tensor:
     """Returns the mean over positions of cross entropy and z-loss, zero for padding targets.
@@ -87,7 +98,7 @@ class LanguageModel(tf.Module):
     """
     size = self.size
     inputs = tf.pad(tokens[:, :-1], [[0, 0], [1, 0]])
-    x = tf.gather(tf.cast(self.embedding, self.dtype), inputs) + tf.cast(self.positions, self.dtype)
+    x = self.embed(inputs) + tf.cast(self.positions, self.dtype)
     x = tf.reshape(x, [-1, size.d_model])
     mask = (1.0 - tf.linalg.band_part(tf.ones([size.length, size.length]), -1, 0)) * -1e9
     for block in self.blocks:

@@ -103,6 +103,15 @@ def rows(with_torch: bool, with_transformers: bool) -> list[Row]:
   ):
     ours = Side("ours", "bench", mesh, implementation)
     result.append(Row(f"(c) bench: {label} {implementation} / one device", ours, one, target))
+  for mesh, label, theirs, name in (
+    (MESH_2X2, "2x2", "dtensor", "DTensor"),
+    (MESH_2X4, "2x4", "dtensor", "DTensor"),
+    ("batch:4", "batch:4", "mirrored", "MirroredStrategy"),
+  ):
+    for implementation in ("placement", "simd"):
+      ours = Side("ours", "bench", mesh, implementation)
+      row_label = f"(k) bench: {label} {implementation} / {name}"
+      result.append(Row(row_label, ours, Side(theirs, "bench", mesh), 1.0))
   for mesh, label in ((MESH_2X2, "2x2"), (MESH_2X4, "2x4"), ("batch:4", "batch:4")):
     for implementation in ("placement", "simd"):
       whole = Side("ours", "bench", mesh, implementation)
@@ -129,10 +138,12 @@ def rows(with_torch: bool, with_transformers: bool) -> list[Row]:
   return result
 
 
-FIRST_STEP = [
-  Side("ours", "small", mesh, implementation)
-  for implementation in ("placement", "simd")
-  for mesh in ("batch:2", "batch:2,model:2", "batch:2,model:4")
+# (d): a table row's name, its side, its implementation and its meshes.
+FIRST_STEPS = [
+  ("placement", "ours", "placement", ("batch:2", MESH_2X2, MESH_2X4)),
+  ("SIMD", "ours", "simd", ("batch:2", MESH_2X2, MESH_2X4)),
+  ("DTensor", "dtensor", "", ("batch:2", MESH_2X2, MESH_2X4)),
+  ("MirroredStrategy", "mirrored", "", ("batch:2", "batch:4")),  # 12 rows are not 8 equal parts.
 ]
 
 
@@ -263,14 +274,14 @@ def print_first_steps() -> None:
   """(d): time from an empty program to the end of the first step."""
   print("\n| (d) small: time to first step | 2 devices | 4 devices | 8 devices |")
   print("|---|---|---|---|")
-  seconds = {}
-  for side in tqdm.tqdm(FIRST_STEP, desc="first steps", unit="side"):
-    worker = Worker(side)
-    seconds[side] = worker.first_step_seconds
-    worker.close()
-  for implementation in ("placement", "simd"):
-    values = [s for side, s in seconds.items() if side.implementation == implementation]
-    print(f"| {implementation} | " + " | ".join(f"{v:.1f} s" for v in values) + " |")
+  for name, side, implementation, meshes in tqdm.tqdm(FIRST_STEPS, desc="first steps", unit="row"):
+    cells = []
+    for mesh in meshes:
+      worker = Worker(Side(side, "small", mesh, implementation))
+      cells.append(f"{worker.first_step_seconds:.1f} s")
+      worker.close()
+    cells += [""] * (3 - len(cells))
+    tqdm.tqdm.write(f"| {name} | {' | '.join(cells)} |")
 
 
 def machine() -> str:

@@ -27,7 +27,7 @@ _UNET_WARM_UP = 4
 def main() -> None:
   """Builds the side, warms up, serves."""
   parser = argparse.ArgumentParser()
-  parser.add_argument("side", help="plain, torch, ours, ours_t5, hf_t5, or unet")
+  parser.add_argument("side", help="plain, torch, mirrored, dtensor, ours, ours_t5, hf_t5, or unet")
   parser.add_argument(
     "size", choices=sorted([*sizes.SIZES, *t5_sizes.T5_SIZES, *unet_sizes.UNET_SIZES])
   )
@@ -72,6 +72,14 @@ def _training(args: argparse.Namespace) -> tuple[Callable[[], Any], float, list[
     from benchmarks import torch_gpt
 
     step = torch_gpt.make_step(size, 0)
+  elif args.side in ("mirrored", "dtensor"):
+    from benchmarks import strategies
+
+    started = time.perf_counter()
+    if args.side == "dtensor":
+      step = strategies.make_dtensor_step(size, 0, args.mesh)
+    else:
+      step = strategies.make_mirrored_step(size, 0, args.mesh)
   else:
     from benchmarks import ours
 

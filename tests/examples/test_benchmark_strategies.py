@@ -1,0 +1,19 @@
+"""The benchmark's sides under TensorFlow's own strategies do the same work as the plain one."""
+
+from __future__ import annotations
+
+import pytest
+
+import benchmarks.run
+from benchmarks.run import Side
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("side, mesh", [("mirrored", "batch:4"), ("dtensor", "batch:2,model:2")])
+def test_losses_are_those_of_one_device(side, mesh):
+  losses = {}
+  for each in (Side("plain", "small"), Side(side, "small", mesh)):
+    worker = benchmarks.run.Worker(each)
+    losses[each] = worker.losses
+    worker.close()
+  benchmarks.run.check_losses(losses)
