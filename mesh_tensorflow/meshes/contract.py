@@ -449,7 +449,7 @@ class LaidOutVariable:
   def read_shards(self, dtype: tf.DType) -> laid_out.LaidOutTensor:
     """The current values in the layout of the slices, cast."""
     impl = self._mesh_impl
-    values = impl.slicewise(lambda v: v.read_value(), impl.LaidOutTensor(self.slices))
+    values = impl.slicewise(lambda v: v.value(), impl.LaidOutTensor(self.slices))
     if padding.is_filled():
       values = self.stored_impl.without_padding(values, self.stored.shape, padding.fill_of)
     if self._scales:

@@ -24,6 +24,7 @@ class LoweringInProgress(Protocol):
     operations: what an assignment became.
     variables: variables as this lowering sees them.
     scalar_summaries: (name, value) of each scalar that the program reports.
+    unread: values of variables that no operation reads, and that are not asked for.
   """
 
   graph: Graph
@@ -32,6 +33,7 @@ class LoweringInProgress(Protocol):
   # `LaidOutVariable`s, or what acts as one: a stacked variable is several of them.
   variables: dict[Operation, Any]
   scalar_summaries: list[tuple[str, Any]]
+  unread: frozenset[Tensor]
 
   def mesh_impl(self, m: object) -> MeshImpl:
     """The `MeshImpl` of a mesh, or of anything that has a `mesh`."""

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import tensorflow as tf
 
 from mesh_tensorflow.errors import ShapeError
+from mesh_tensorflow.numerics import constants
 from mesh_tensorflow.program.dimensions import Dimension
 
 
@@ -15,7 +16,7 @@ def transpose_to(x: tf.Tensor, old: Sequence[Dimension], new: Sequence[Dimension
   old, new = list(old), list(new)
   if old == new:
     return x
-  return tf.transpose(x, [old.index(d) for d in new])
+  return tf.transpose(x, constants.sizes([old.index(d) for d in new]))
 
 
 def align(x: tf.Tensor, old: Sequence[Dimension], new: Sequence[Dimension]) -> tf.Tensor:
@@ -39,4 +40,4 @@ def align(x: tf.Tensor, old: Sequence[Dimension], new: Sequence[Dimension]) -> t
   if new[first:] == kept:
     return x
   sizes = iter(x.shape.as_list())
-  return tf.reshape(x, [next(sizes) if d in old else 1 for d in new[first:]])
+  return tf.reshape(x, constants.sizes([next(sizes) if d in old else 1 for d in new[first:]]))

@@ -19,6 +19,8 @@ from typing import Any
 
 import tensorflow as tf
 
+from mesh_tensorflow.numerics import constants
+
 # The bodies that were used last, as many as large programs have.
 _MOST = 1024
 
@@ -78,7 +80,8 @@ def _traced(fn: Callable[..., Any], args: tuple[Any, ...]) -> Any:
 
   def body(*tensors: tf.Tensor) -> Any:
     remaining = iter(tensors)
-    return fn(*(next(remaining) if tf.is_tensor(x) else x for x in args))
+    with constants.of_one_graph(), constants.on_device(""):
+      return fn(*(next(remaining) if tf.is_tensor(x) else x for x in args))
 
   specs = [tf.TensorSpec(x.shape, x.dtype) for x in args if tf.is_tensor(x)]
   with tf.init_scope(), tf.device(None):

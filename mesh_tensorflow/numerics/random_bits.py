@@ -20,7 +20,7 @@ import numpy.typing as npt
 import tensorflow as tf
 
 from mesh_tensorflow.errors import DTypeError
-from mesh_tensorflow.numerics import kernels
+from mesh_tensorflow.numerics import constants, kernels
 from mesh_tensorflow.program.dimensions import list_product
 
 # 2**32 divided by the golden ratio. It is added before `mix`, which makes 0 of 0.
@@ -28,7 +28,7 @@ _GOLDEN = 0x9E3779B9
 
 
 def _constant(value: int) -> tf.Tensor:
-  return tf.constant(value & 0xFFFFFFFF, tf.uint32)
+  return tf.convert_to_tensor(constants.constant(value & 0xFFFFFFFF, tf.uint32), tf.uint32)
 
 
 def mix(x: tf.Tensor) -> tf.Tensor:

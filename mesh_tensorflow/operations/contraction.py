@@ -16,6 +16,7 @@ from typing import NamedTuple
 import tensorflow as tf
 
 from mesh_tensorflow.meshes.slices import align, transpose_to
+from mesh_tensorflow.numerics import constants
 from mesh_tensorflow.numerics.kernels import elementwise
 from mesh_tensorflow.program.dimensions import Dimension, list_product
 
@@ -70,7 +71,7 @@ def _reduce_to(x: tf.Tensor, dims: Dims, output: Dims) -> tf.Tensor:
   """Sums the dimensions that the output does not have, and orders the others."""
   axes = [i for i, d in enumerate(dims) if d not in output]
   if axes:
-    x = tf.reduce_sum(x, axis=axes)
+    x = tf.reduce_sum(x, axis=constants.sizes(axes))
   return transpose_to(x, [d for d in dims if d in output], output)
 
 
@@ -128,8 +129,9 @@ def _vector_product(
     return None
   b, transpose_b = _as_matrices(b, b_dims, batch, contracted, others, sizes)
   rows = [sizes[d] for d in batch]
-  product = tf.matmul(tf.reshape(a, [*rows, 1, size(contracted)]), b, transpose_b=transpose_b)
-  product = tf.reshape(product, [sizes[d] for d in batch + others])
+  vectors = tf.reshape(a, constants.sizes([*rows, 1, size(contracted)]))
+  product = tf.matmul(vectors, b, transpose_b=transpose_b)
+  product = tf.reshape(product, constants.sizes([sizes[d] for d in batch + others]))
   return transpose_to(product, batch + others, output)
 
 
@@ -199,7 +201,9 @@ def _matmul(
   b, transpose_b = _as_matrices(b, b_dims, plan.batch, plan.contracted, columns, sizes)
   product = tf.matmul(a, b, transpose_a=transpose_a, transpose_b=transpose_b)
   shape = [sizes[d] for d in plan.result]
-  return product if product.shape.as_list() == shape else tf.reshape(product, shape)
+  if product.shape.as_list() == shape:
+    return product
+  return tf.reshape(product, constants.sizes(shape))
 
 
 def _as_matrices(
@@ -218,5 +222,5 @@ def _as_matrices(
   shape = [sizes[d] for d in batch]
   shape += [list_product(sizes[d] for d in first), list_product(sizes[d] for d in second)]
   if x.shape.as_list() != shape:
-    x = tf.reshape(x, shape)
+    x = tf.reshape(x, constants.sizes(shape))
   return x, swapped

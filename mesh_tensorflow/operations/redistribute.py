@@ -21,6 +21,7 @@ from mesh_tensorflow.meshes.for_operations import LoweringInProgress
 from mesh_tensorflow.meshes.laid_out import LaidOut, LazyAllreduceSum
 from mesh_tensorflow.meshes.mesh_impl import MeshImpl
 from mesh_tensorflow.meshes.redistribution import Move, Places, Plan, is_layout, plan
+from mesh_tensorflow.numerics import constants
 from mesh_tensorflow.program.dimensions import Shape, list_product
 
 
@@ -85,7 +86,7 @@ def redistribute(
         slices = move(lowering, impl, step, slices)
   if slices.slice_shape == shape:
     return slices
-  return impl.slicewise_delay_allreduce(lambda t: tf.reshape(t, shape), slices)
+  return impl.slicewise_delay_allreduce(lambda t: tf.reshape(t, constants.sizes(shape)), slices)
 
 
 def _where_to_scatter(
@@ -149,7 +150,7 @@ def _viewed(impl: MeshImpl, slices: LaidOut, shape: Sequence[int]) -> Any:
   slices = slices.to_laid_out_tensor()
   if slices.slice_shape == shape:
     return slices
-  return impl.slicewise(lambda t: tf.reshape(t, shape), slices)
+  return impl.slicewise(lambda t: tf.reshape(t, constants.sizes(shape)), slices)
 
 
 def _count(

@@ -10,6 +10,7 @@ import tensorflow as tf
 from mesh_tensorflow.arguments.kinds import Scalar
 from mesh_tensorflow.errors import DTypeError
 from mesh_tensorflow.meshes.for_operations import LoweringInProgress
+from mesh_tensorflow.numerics import constants
 from mesh_tensorflow.program.graph import Operation, Tensor
 
 __all__ = ["ScalarAddOperation", "ScalarMultiplyOperation"]
@@ -26,6 +27,11 @@ class ScalarOperation(Operation):
     super().__init__([x], name=name or self._default_name)
     self._scalar = checked_scalar(scalar, x, self.name)
     self._outputs = [Tensor(self, x.shape, x.dtype)]
+
+  def _operand(self, x: tf.Tensor) -> Any:
+    """The scalar, beside a slice."""
+    is_number = isinstance(self._scalar, (int, float))
+    return constants.constant(self._scalar, x.dtype) if is_number else self._scalar
 
 
 class ScalarMultiplyOperation(ScalarOperation):
@@ -53,7 +59,7 @@ class ScalarMultiplyOperation(ScalarOperation):
     lowering.set_tensor_lowering(
       self.outputs[0],
       lowering.mesh_impl(self).slicewise_delay_allreduce(
-        lambda x: x * self._scalar, lowering.tensors[self.inputs[0]]
+        lambda x: x * self._operand(x), lowering.tensors[self.inputs[0]]
       ),
     )
 
@@ -70,7 +76,7 @@ class ScalarAddOperation(ScalarOperation):
     lowering.set_tensor_lowering(
       self.outputs[0],
       lowering.mesh_impl(self).slicewise(
-        lambda x: x + self._scalar, lowering.tensors[self.inputs[0]]
+        lambda x: x + self._operand(x), lowering.tensors[self.inputs[0]]
       ),
     )
 

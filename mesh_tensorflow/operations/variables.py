@@ -14,6 +14,7 @@ from mesh_tensorflow.arguments.kinds import DTypeLike
 from mesh_tensorflow.errors import ArgumentError, DTypeError, GraphError, ShapeError, VariableError
 from mesh_tensorflow.meshes.contract import LaidOutVariable
 from mesh_tensorflow.meshes.for_operations import LoweringInProgress
+from mesh_tensorflow.meshes.laid_out import LazyLaidOutTensor
 from mesh_tensorflow.meshes.mesh_impl import MeshImpl
 from mesh_tensorflow.meshes.remade_stores import Life
 from mesh_tensorflow.meshes.store import StoredVariable
@@ -285,8 +286,16 @@ class Variable(Operation):
     return f"Variable({self.value})"
 
   def lower(self, lowering: LoweringInProgress) -> None:
-    self.lay_out(lowering)
-    read_slices(lowering, self, self.value)
+    laid_out = self.lay_out(lowering)
+    if self.value in lowering.unread:
+      impl = lowering.mesh_impl(self)
+      value = LazyLaidOutTensor(
+        lambda: laid_out.read(self.activation_dtype).to_laid_out_tensor(),
+        impl.slice_shape(self.shape),
+      )
+      lowering.set_tensor_lowering(self.value, value)
+    else:
+      read_slices(lowering, self, self.value)
 
   def lay_out(self, lowering: LoweringInProgress) -> LaidOutVariable:
     """Makes the slices of this process, or finds them.
@@ -552,7 +561,11 @@ def grouped(results: Sequence[object]) -> Any:
   """Groups operations into one tf.Operation; None when executing eagerly."""
   if tf.executing_eagerly():
     return None
-  return tf.group([r for r in results if r is not None])
+  done = [r for r in results if r is not None]
+  # An operation that has no outputs is one to wait for as it is.
+  if len(done) == 1 and isinstance(done[0], tf.Operation):
+    return done[0]
+  return tf.group(done)
 
 
 def assign(

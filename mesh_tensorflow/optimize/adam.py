@@ -12,6 +12,7 @@ import tensorflow as tf
 
 from mesh_tensorflow.arguments.checking import checked
 from mesh_tensorflow.arguments.declared import BELOW_ONE, NOT_BELOW_ZERO, affects, takes
+from mesh_tensorflow.numerics import constants
 from mesh_tensorflow.operations.binary import multiply
 from mesh_tensorflow.operations.slicewise import cwise
 from mesh_tensorflow.operations.variables import Variable
@@ -30,19 +31,19 @@ class AdamUpdateOperation(UpdateOperation):
 
     m <- beta_1 * m + (1 - beta_1) * g
     v <- beta_2 * v + (1 - beta_2) * g ** 2
-    w <- w - rate * m / (sqrt(v) + epsilon * root) - lr * weight_decay_rate * w
+    w <- w - rate * m / (sqrt(v) + epsilon) - lr * weight_decay_rate * w
 
   Args:
     variable: the `Variable` of w.
     slots: those of m and v.
     grad: g.
-    scalars: lr, rate and root. With the bias corrections rate is lr * root / (1 - beta_1 ** t) and
-      root is sqrt(1 - beta_2 ** t); without, lr and 1.
+    scalars: lr, rate and epsilon. With the bias corrections, where root is sqrt(1 - beta_2 ** t),
+      rate is lr * root / (1 - beta_1 ** t), and epsilon is the optimizer's times root; without, lr
+      and the optimizer's.
     name: suffix to the name of the weight.
     weight_decay_rate: 0 for none.
     beta_1: as above.
     beta_2: as above.
-    epsilon: as above.
     decay_last: subtracts the decay, of the weight before the step, after the step, not before it:
       floating numbers round differently.
   """
@@ -58,7 +59,6 @@ class AdamUpdateOperation(UpdateOperation):
     weight_decay_rate: float,
     beta_1: float,
     beta_2: float,
-    epsilon: float,
     decay_last: bool = False,
   ):
     tensors = [grad, variable.value] if weight_decay_rate and decay_last else [grad]
@@ -66,17 +66,16 @@ class AdamUpdateOperation(UpdateOperation):
     self._weight_decay_rate = weight_decay_rate
     self._beta_1 = beta_1
     self._beta_2 = beta_2
-    self._epsilon = epsilon
 
   def step(
     self, w: tf.Variable, m: tf.Tensor, v: tf.Tensor, g: tf.Tensor, *args: Any
   ) -> tuple[list[Any], tf.Tensor, tf.Tensor]:
-    *old_weight, lr, rate, root = args
+    *old_weight, lr, rate, epsilon = args
     g = tf.cast(g, tf.float32)
     new_m = self._beta_1 * m + (1.0 - self._beta_1) * g
     new_v = self._beta_2 * v + (1.0 - self._beta_2) * tf.square(g)
     # m_hat / (sqrt(v_hat) + epsilon), with the corrections on the side of the scalars.
-    delta = rate * new_m / (tf.sqrt(new_v) + self._epsilon * root)
+    delta = rate * new_m / (tf.sqrt(new_v) + epsilon)
     if self._weight_decay_rate and not old_weight:
       # One difference: each is rounded to the dtype of the weight.
       delta += (lr * self._weight_decay_rate) * tf.cast(w.read_value(), tf.float32)
@@ -87,7 +86,7 @@ class AdamUpdateOperation(UpdateOperation):
   ) -> list[Any]:
     if not is_float32(w):
       return super().update(w, m, v, g, *args)
-    *old_weight, lr, rate, root = args
+    *old_weight, lr, rate, epsilon = args
     done = []
     if self._weight_decay_rate and not old_weight:
       done = [w.assign_sub((lr * self._weight_decay_rate) * w.read_value(), read_value=False)]
@@ -98,12 +97,12 @@ class AdamUpdateOperation(UpdateOperation):
         var=w.handle,
         m=m.handle,
         v=v.handle,
-        beta1_power=0.0,
-        beta2_power=0.0,
-        lr=rate,
-        beta1=self._beta_1,
-        beta2=self._beta_2,
-        epsilon=self._epsilon * root,
+        beta1_power=_float32(0.0),
+        beta2_power=_float32(0.0),
+        lr=_float32(rate),
+        beta1=_float32(self._beta_1),
+        beta2=_float32(self._beta_2),
+        epsilon=_float32(epsilon),
         grad=tf.cast(g, tf.float32),
       )
     )
@@ -168,12 +167,11 @@ class AdamWeightDecayOptimizer(Optimizer):
         var,
         slots,
         grad,
-        [lr, lr, 1.0],
+        [lr, lr, self.epsilon],
         "adam",
         weight_decay_rate=self.weight_decay_rate if self._decays(var) else 0.0,
         beta_1=self.beta_1,
         beta_2=self.beta_2,
-        epsilon=self.epsilon,
         decay_last=True,
       )
     ]
@@ -261,7 +259,6 @@ class AdamWOptimizer(Optimizer):
       weight_decay_rate=self._weight_decay.rate_of(var),
       beta_1=self._beta_1,
       beta_2=self._beta_2,
-      epsilon=self._epsilon,
     )
     return [update, *counting]
 
@@ -269,7 +266,7 @@ class AdamWOptimizer(Optimizer):
     """The scalars of the update, and the operations that count it."""
     lr = self._scalar(self._learning_rate, mesh, "learning_rate")
     if not self._bias_correction:
-      return [lr, lr, 1.0], []
+      return [lr, lr, self._epsilon], []
     count, counting = update_count(mesh, "adam_updates")
     root, factor = self._once(
       ("bias_correction", id(self), count),
@@ -281,7 +278,15 @@ class AdamWOptimizer(Optimizer):
         ),
       ),
     )
-    return [lr, self._once(("rate", id(self), count), lambda: multiply(factor, lr)), root], counting
+    rate, epsilon = self._once(
+      ("rate", id(self), count), lambda: (multiply(factor, lr), multiply(root, self._epsilon))
+    )
+    return [lr, rate, epsilon], counting
+
+
+def _float32(x: float | tf.Tensor) -> Any:
+  """A scalar of an update, as an operand."""
+  return x if tf.is_tensor(x) else constants.constant(x, tf.float32)
 
 
 def _scalar_of(count: Tensor, fn: Callable[[tf.Tensor], tf.Tensor]) -> Tensor:

@@ -42,7 +42,7 @@ from mesh_tensorflow.meshes.mesh_impl import GATHERED_AHEAD, MeshImpl
 from mesh_tensorflow.meshes.simd.mesh_impl import SimdMeshImpl
 from mesh_tensorflow.meshes.store import StoredVariable, VariableStore
 from mesh_tensorflow.meshes.worker_transfers import TRANSFERS
-from mesh_tensorflow.numerics import bodies, random_bits
+from mesh_tensorflow.numerics import bodies, constants, random_bits
 from mesh_tensorflow.operations.cross_mesh import Reshard
 from mesh_tensorflow.operations.variables import Variable
 from mesh_tensorflow.program.dimensions import Shape
@@ -150,8 +150,10 @@ class Lowering:
     seed: what random operations depend on, besides their names: a Python int, or
       an integer scalar tf.Tensor (the step number, say). By default `graph.random_seed`,
       and if that is None a counter in the variable store: each run draws new numbers.
-    wanted: with several meshes the tensors that can be exported; by default those that no operation
-      reads. (Each mesh has programs of its own, and they return no more than is needed.)
+    wanted: the tensors that will be exported: a variable that is not among them, and that no
+      operation reads (a slot, which its update reads by itself), need not be read. By default all
+      can be; with several meshes those that no operation reads. (Each mesh has programs of its own,
+      and they return no more than is needed.)
 
   Raises:
     LayoutError: the layout does not suit the program; nothing has been lowered.
@@ -189,6 +191,7 @@ class Lowering:
     sharded = any(impl.state_dims for impl in mesh_to_impl.values())
     self._scattered = read_in_shards(graph.operations) if sharded else set[Tensor]()
     self.recent: collections.deque[Tensor] = collections.deque(maxlen=GATHERED_AHEAD)
+    self.unread = frozenset[Tensor]() if wanted is None else _unread_variables(graph, wanted)
     if autostack:
       self.autostack()
     if graph.checks_layout_names:
@@ -286,22 +289,26 @@ class Lowering:
 
   def lower_operations(self, operations: Iterable[Operation]) -> None:
     """Lowers operations in order."""
+    with constants.of_one_graph():
+      for op in operations:
+        self._lower_operation(op)
+
+  def _lower_operation(self, op: Operation) -> None:
     for_operations: LoweringInProgress = self
-    for op in operations:
-      with tf.name_scope(_scope_name(op.name)):
-        try:
-          if not (self._lower_gathered(op) or self._lower_on_shards(op)):
-            op.lower(for_operations)
-        except (tf.errors.OpError, TypeError, ValueError) as e:
-          if is_division_by_zero(e):
-            raise DivisionError(f"{op.to_string} divides an integer by zero") from e
-          if hasattr(e, "add_note"):
-            e.add_note(f"while lowering {op.to_string}")
-          raise
-      self._keep_track(op)
-      for out in op.outputs:
-        self.add_counter(f"output/{type(op).__name__}", self.laid_out_size(out))
-        self.add_counter(f"output_unique/{type(op).__name__}", out.size)
+    with tf.name_scope(_scope_name(op.name)):
+      try:
+        if not (self._lower_gathered(op) or self._lower_on_shards(op)):
+          op.lower(for_operations)
+      except (tf.errors.OpError, TypeError, ValueError) as e:
+        if is_division_by_zero(e):
+          raise DivisionError(f"{op.to_string} divides an integer by zero") from e
+        if hasattr(e, "add_note"):
+          e.add_note(f"while lowering {op.to_string}")
+        raise
+    self._keep_track(op)
+    for out in op.outputs:
+      self.add_counter(f"output/{type(op).__name__}", self.laid_out_size(out))
+      self.add_counter(f"output_unique/{type(op).__name__}", out.size)
 
   def _lower_on_several_meshes(self, wanted: Sequence[Tensor] | None) -> None:
     """Lowers the graph in segments of one mesh each; see `segments`."""
@@ -622,6 +629,12 @@ def one_store(impls: Iterable[MeshImpl]) -> VariableStore:
         "and checkpoints are those of one program"
       )
   return first.variable_store
+
+
+def _unread_variables(graph: Graph, wanted: Iterable[Tensor]) -> frozenset[Tensor]:
+  """The values of variables that no operation reads, and that are not wanted."""
+  read = {x for op in graph.operations for x in reads(op)}
+  return frozenset(v.value for v in graph.all_variables) - read - frozenset(wanted)
 
 
 def is_division_by_zero(error: Exception) -> bool:

@@ -12,7 +12,6 @@ import tensorflow as tf
 from mesh_tensorflow.meshes.for_operations import LoweringInProgress
 from mesh_tensorflow.meshes.mesh_impl import MeshImpl
 from mesh_tensorflow.meshes.tpu.mesh_impl import StrategyMeshImpl
-from mesh_tensorflow.numerics import bodies
 from mesh_tensorflow.operations.blocks import BlockOperation
 from mesh_tensorflow.operations.control import ScalarSummaryOperation
 from mesh_tensorflow.operations.cross_mesh import reshard
@@ -162,8 +161,9 @@ class _BeforeUpdates(Operation):
   """Sums the squared gradients and copies the variables before the update, if norms are wanted.
 
   There are two conditionals: copying the variables must not wait for the gradients, or all updates
-  would wait for the last gradient. A copy only holds a reference to the buffer, and an update that
-  finds it in use allocates another one. Steps without norms hold no gradients and no variables.
+  would wait for the last gradient. The copies are one vector for all variables: a conditional costs
+  the start of a program some ten operations for each value that it returns. Steps without norms
+  hold no gradients and no variables.
   """
 
   lowers_uneven_slices = True
@@ -207,9 +207,13 @@ class _BeforeUpdates(Operation):
       wanted,
       *gradients,
     )
-    kept: Sequence[Any] = ()
+    kept: Any = ()
     if self._keeps:
-      kept = impl.slicewise(_kept, wanted, *_slices(lowering, impl, self.of))
+      kept = impl.slicewise(
+        _kept([_part(v.stored_impl, x.shape) for v, x in zip(variables, self.of)]),
+        wanted,
+        *_slices(lowering, impl, self.of),
+      )
     lowering.operations[self] = (squares, kept)
 
 
@@ -257,7 +261,7 @@ class _Reported(Operation):
     wanted = lowering.tensors[before.wanted]
     parts = [_part(lowering.variables[v].stored_impl, v.shape) for v in before.of]
     local = impl.slicewise(
-      _squares_after(parts), wanted, squares, *kept, *_slices(lowering, impl, before.of)
+      _squares_after(parts, len(kept)), wanted, squares, *kept, *_slices(lowering, impl, before.of)
     )
     axes = [i for i, d in enumerate(impl.shape) if d.size > 1]
     if axes and isinstance(impl, StrategyMeshImpl):
@@ -280,48 +284,69 @@ def _slices(
   return [impl.LaidOutTensor(lowering.variables[v].slices) for v in variables]
 
 
-def _kept(asked: tf.Tensor, *variables: tf.Variable) -> tuple[tf.Tensor, ...]:
-  """Values of variables if `asked`, else empty tensors."""
-  result = tf.cond(
-    asked,
-    lambda: tuple(v.read_value() for v in variables),
-    lambda: tuple(tf.zeros([0] * v.shape.rank, v.dtype) for v in variables),
-  )
-  return tuple(result)
+def _groups(parts: Sequence[float], variables: Sequence[Any]) -> list[tuple[float, list[Any]]]:
+  """The variables by the weight of their squares and their dtype."""
+  found: dict[Any, tuple[float, list[Any]]] = {}
+  for part, v in zip(parts, variables):
+    found.setdefault((part, v.dtype), (part, []))[1].append(v)
+  return list(found.values())
 
 
-def _squares_after(parts: Sequence[float]) -> Callable[..., tf.Tensor]:
-  """A function of slices that returns this processor's part of the sums of squares."""
+def _joined(variables: Sequence[Any]) -> tf.Tensor:
+  """The values of variables of one dtype, as a vector."""
+  row = tf.constant([-1])
+  return tf.concat([tf.reshape(v.value(), row) for v in variables], 0)
+
+
+def _kept(parts: Sequence[float]) -> Callable[..., tuple[tf.Tensor, ...]]:
+  """A function of slices that returns copies of variables if asked, else empty vectors."""
+
+  def kept(asked: tf.Tensor, *variables: tf.Variable) -> tuple[tf.Tensor, ...]:
+    groups = [found for _, found in _groups(parts, variables)]
+    result = tf.cond(
+      asked,
+      lambda: tuple(map(_joined, groups)),
+      lambda: tuple(tf.zeros([0], found[0].dtype) for found in groups),
+    )
+    return tuple(result)
+
+  return kept
+
+
+def _squares_after(parts: Sequence[float], kept: int) -> Callable[..., tf.Tensor]:
+  """A function of slices that returns this processor's part of the sums of squares.
+
+  Args:
+    parts: see `_part`, of each variable.
+    kept: number of vectors that `_kept` has returned.
+  """
 
   def sums(asked: tf.Tensor, gradients: tf.Tensor, *slices: Any) -> tf.Tensor:
-    kept, variables = slices[: -len(parts)], slices[-len(parts) :]
+    groups = _groups(parts, slices[kept:])
+    weights = [part for part, _ in groups]
 
     def compute() -> tf.Tensor:
-      now = [v.read_value() for v in variables]
-      found = [[bodies.shared(_part_of_squares, p, x) for x, p in zip(now, parts)]]
-      if kept:
-        # Copies lose their static shapes in tf.cond.
-        old = [tf.ensure_shape(x, v.shape) for x, v in zip(kept, variables)]
-        found.append([bodies.shared(_part_of_squares, p, *xs) for p, *xs in zip(parts, now, old)])
-      return tf.stack([gradients, *map(tf.add_n, found)])
+      if not kept:
+        return tf.stack([gradients, _sum_of_squares([v.value() for v in slices], parts)])
+      now = [_joined(found) for _, found in groups]
+      change = [_float32(x) - _float32(y) for x, y in zip(now, slices[:kept])]
+      return tf.stack([gradients, *(_sum_of_squares(xs, weights) for xs in (now, change))])
 
     return tf.cond(asked, compute, lambda: tf.zeros([3 if kept else 2]))
 
   return sums
 
 
-def _sum_of_squares(slices: Sequence[tf.Tensor], parts: Sequence[float]) -> tf.Tensor:
-  return tf.add_n(
-    [bodies.shared(_part_of_squares, p, tf.convert_to_tensor(x)) for x, p in zip(slices, parts)]
-  )
+def _float32(x: tf.Tensor) -> tf.Tensor:
+  return tf.cast(x, tf.float32)
 
 
-def _part_of_squares(part: float, x: tf.Tensor, *before: tf.Tensor) -> tf.Tensor:
-  """A processor's part of the sum of squares of x, or of its change."""
-  x = tf.cast(x, tf.float32)
-  for y in before:
-    x -= tf.cast(y, tf.float32)
-  return (2.0 * part) * tf.nn.l2_loss(x)
+def _sum_of_squares(slices: Sequence[Any], parts: Sequence[float]) -> tf.Tensor:
+  """A processor's part of the sum of squares, of slices that count by their parts."""
+  by_part: dict[float, list[tf.Tensor]] = {}
+  for x, part in zip(slices, parts):
+    by_part.setdefault(part, []).append(tf.nn.l2_loss(_float32(x)))
+  return tf.add_n([(2.0 * part) * tf.add_n(halves) for part, halves in by_part.items()])
 
 
 def _part(impl: MeshImpl, shape: Shape) -> float:

@@ -24,7 +24,7 @@ from mesh_tensorflow.meshes.layout import LayoutLike, processor_groups, shape_of
 from mesh_tensorflow.meshes.mesh_impl import MeshImpl
 from mesh_tensorflow.meshes.shares import SharesLike, assign_processors
 from mesh_tensorflow.meshes.store import VariableStore
-from mesh_tensorflow.numerics import kernels
+from mesh_tensorflow.numerics import constants, kernels
 from mesh_tensorflow.program.dimensions import Shape, ShapeLike
 from mesh_tensorflow.program.graph import Tensor
 
@@ -110,7 +110,7 @@ class PlacementMeshImpl(MeshImpl):
 
   def _call_on(self, device: str, fn: Callable[..., object], args: Sequence[Any]) -> Any:
     """Calls a function on the slices of one processor."""
-    with tf.device(device or None):
+    with tf.device(device or None), constants.on_device(device):
       return fn(*args)
 
   def laid_out_pnum(self) -> LaidOutTensor:

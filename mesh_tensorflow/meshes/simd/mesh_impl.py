@@ -38,7 +38,7 @@ from mesh_tensorflow.meshes.simd.devices import choose_devices, has_job, worker_
 from mesh_tensorflow.meshes.simd.program import ConcreteProgram, Program, TracedProgram, run_traced
 from mesh_tensorflow.meshes.store import StoredVariable, VariableStore
 from mesh_tensorflow.meshes.worker_transfers import TRANSFERS
-from mesh_tensorflow.numerics import kernels, padding
+from mesh_tensorflow.numerics import constants, kernels, padding
 from mesh_tensorflow.program import scope
 from mesh_tensorflow.program.dimensions import Shape, ShapeLike
 from mesh_tensorflow.program.graph import Tensor
@@ -84,7 +84,8 @@ class PerDeviceMeshImpl(MeshImpl):
     return LaidOutTensor([self._program.own(slices)])
 
   def slicewise(self, fn: Callable[..., object], *inputs: Any) -> Any:
-    return slicewise_of_one(fn, *inputs)
+    with constants.on_device(""):
+      return slicewise_of_one(fn, *inputs)
 
   def laid_out_pnum(self) -> LaidOutTensor:
     return LaidOutTensor([self._program.pnum])
