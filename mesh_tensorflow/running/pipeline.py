@@ -23,7 +23,6 @@ from mesh_tensorflow.operations.binary import AddOperation
 from mesh_tensorflow.operations.control import ScalarSummaryOperation
 from mesh_tensorflow.operations.cross_mesh import Reshard
 from mesh_tensorflow.operations.loops import WhileLoopOperation
-from mesh_tensorflow.operations.variables import Variable
 from mesh_tensorflow.program.graph import Operation, Tensor, needed_operations, reads
 from mesh_tensorflow.running.segments import (
   Around,
