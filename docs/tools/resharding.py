@@ -152,7 +152,7 @@ def row(source: str, target: str, first: int) -> tuple[list[int], float]:
 def table() -> str:
   """The table, as Markdown, and a line that says how far from the least it is."""
   names = ("least", "sent", "inside", "naive")
-  columns = ["from", "to", *names, *(f"{name}, same devices" for name in names)]
+  columns = ["from", "to", *names, *(f"shared: {name}" for name in names)]
   lines = ["| " + " | ".join(columns) + " |", "|---" * len(columns) + "|"]
   most = 0.0
   for source, target in itertools.product(SOURCES, TARGETS):

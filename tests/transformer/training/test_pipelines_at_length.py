@@ -17,6 +17,7 @@ from tests.transformer import worker_processes as program
 
 # As many as a training has, of those that run in `make test`, and of the others.
 FEW, MANY = 3, 50
+TIMEOUT = 1200  # Of each training in processes of its own.
 SETTINGS = [
   "d_model = 16",
   "d_ff = 32",
@@ -95,22 +96,23 @@ def test_losses_are_those_of_one_mesh(model, stages, mesh, schedule, steps, loss
 
 @pytest.mark.long
 @pytest.mark.subprocess
+@pytest.mark.timeout(4 * TIMEOUT)
 @pytest.mark.parametrize("workers,stages", [(1, 4), (2, 2)])
 def test_a_training_that_is_killed_goes_on(workers, stages, tmp_path, monkeypatch):
   """Two workers have a stage each."""
   settings = [*LANGUAGE_MODEL, f"run.train_steps = {MANY}", "run.save_checkpoints_steps = 20"]
   whole = tmp_path / "whole"
-  program.run(1, program.trainer_arguments(whole, *settings))
+  program.run(1, program.trainer_arguments(whole, *settings), timeout=TIMEOUT)
   folder = tmp_path / "model"
   arguments = program.trainer_arguments(folder, *settings, f"run.pipeline_stages = {stages}")
   with monkeypatch.context() as m:
     m.setenv("MTF_FAULT", f"SIGKILL {workers - 1} step/30")
     hooks = "--module_import=tests.transformer.fault_hooks"
     with program.processes(tmp_path, workers, [*arguments, hooks]) as group:
-      code = group.wait_of(0, 600)
+      code = group.wait_of(0, TIMEOUT)
       assert code == (exit_codes.WORKER_LOST if workers > 1 else -9), group.text(0)
   assert 20 <= len(program.losses(folder)) < MANY
-  program.run(workers, arguments)
+  program.run(workers, arguments, timeout=TIMEOUT)
   losses, expected = program.losses(folder), program.losses(whole)
   assert list(losses) == list(expected) == list(range(1, MANY + 1))
   np.testing.assert_allclose(list(losses.values()), list(expected.values()), rtol=1e-5)
