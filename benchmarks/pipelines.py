@@ -8,9 +8,9 @@ so that the stages overlap however many cores there are. The waits are logged: a
 the begin to the end of each, and is idle in between. Predicted is the table of the schedule, with
 the same seconds a product.
 
-Memory: two workers with a stage each. What each process grows by in a step, from before it to its
-highest value, is compared with the predicted activations, gradients and running task of its stage.
-Nothing else should run meanwhile.
+Memory: two workers with a stage each. What each process grows by, from before the first step to the
+highest value of some, less the same of a program of as many operations on a sixteenth of the rows, is
+compared with what is predicted of its stage, likewise. Nothing else should run meanwhile.
 """
 
 from __future__ import annotations
@@ -172,14 +172,15 @@ def print_idle_time(cuts: Sequence[tuple[int, ...]], steps: int) -> None:
 # ------------------------------------------------------------------------------- memory
 
 
-def grow(schedule: str, folder: str) -> None:
-  """Writes what this worker, which has a stage, grows by in a step, and what is predicted.
+def grow(schedule: str, rows: int, folder: str) -> None:
+  """Writes what this worker, which has a stage, grows by in some steps, and what is predicted.
 
   Args:
     schedule: its name.
+    rows: examples of a microbatch.
     folder: gets the file.
   """
-  layers = Layers((3, 3), rows=16384, width=32, microbatches=8, schedule=schedule)
+  layers = Layers((3, 3), rows, width=32, microbatches=8, schedule=schedule)
   me = workers.join(virtual_cpu_devices=1).index
   store = mtf.VariableStore()
   first, second = (
@@ -190,35 +191,53 @@ def grow(schedule: str, folder: str) -> None:
   planned = mtf.describe(step).pipeline.stages[me]
   call = tf.function(lambda x: step(x), autograph=False)
   batch = tf.constant(layers.examples())
-  for _ in range(_WARM_UP):
-    float(call(batch))
   gc.collect()
-  highest_from_here()
   before = bytes_of_process("VmRSS")
-  float(call(batch))
-  predicted = planned.memory - planned.variables
-  grown = bytes_of_process("VmHWM") - before
+  highest_from_here()
+  for _ in range(_WARM_UP + 1):
+    float(call(batch))
+  found = [planned.under_way, planned.memory, bytes_of_process("VmHWM") - before]
   with open(os.path.join(folder, str(me)), "w", encoding="ascii") as f:
-    json.dump([planned.name, planned.under_way, predicted, grown], f)
+    json.dump(found, f)
   workers.leave()
 
 
-def print_memory() -> None:
-  """Prints the table of what stages grow by."""
-  print("| schedule | stage | microbatches under way | memory, predicted | grown by | ratio |")
-  print("|---|---|---|---|---|---|")
+def _grown(schedule: str, rows: int) -> np.ndarray:
+  """Of each stage: microbatches under way, bytes predicted, bytes that its process grows by.
+
+  Args:
+    schedule: its name.
+    rows: examples of a microbatch.
+
+  Raises:
+    RuntimeError: a worker failed.
+  """
+  with tempfile.TemporaryDirectory() as folder:
+    options = ["--grow", schedule, str(rows), folder]
+    if code := launch([sys.executable, "-m", "benchmarks.pipelines", *options], 2):
+      raise RuntimeError(f"a worker ended with code {code}")
+    found = []
+    for worker in range(2):
+      with open(os.path.join(folder, str(worker)), encoding="ascii") as f:
+        found.append(json.load(f))
+  return np.array(found)
+
+
+def print_memory(of: Sequence[str]) -> None:
+  """Prints the table of what stages grow by.
+
+  Args:
+    of: names of schedules.
+  """
   os.environ["MALLOC_MMAP_THRESHOLD_"] = str(2**16)
-  for schedule in SCHEDULES:
-    with tempfile.TemporaryDirectory() as folder:
-      command = [sys.executable, "-m", "benchmarks.pipelines", "--grow", schedule, folder]
-      if code := launch(command, 2):
-        print(f"| {schedule} | failed with {code} | | | | |", flush=True)
-        continue
-      for worker in sorted(os.listdir(folder)):
-        with open(os.path.join(folder, worker), encoding="ascii") as f:
-          name, under_way, predicted, grown = json.load(f)
-        sizes = f"{predicted / _MEBI:.1f} MiB | {grown / _MEBI:.1f} MiB | {predicted / grown:.2f}"
-        print(f"| {schedule} | {name} | {under_way} | {sizes} |", flush=True)
+  print("| schedule | stage | microbatches under way | memory, predicted | measured | ratio |")
+  print("|---|---|---|---|---|---|")
+  for schedule in of:
+    large, small = _grown(schedule, 16384), _grown(schedule, 1024)
+    for stage, (under_way, predicted, grown) in enumerate(large):
+      predicted, grown = (x - y for x, y in zip((predicted, grown), small[stage][1:]))
+      sizes = f"{predicted / _MEBI:.1f} MiB | {grown / _MEBI:.1f} MiB | {predicted / grown:.2f}"
+      print(f"| {schedule} | {stage} | {under_way} | {sizes} |", flush=True)
 
 
 def print_tables(steps: int = 5) -> None:
@@ -229,20 +248,21 @@ def print_tables(steps: int = 5) -> None:
   """
   print_idle_time([(3, 3), (2, 4), (2, 2, 2, 2)], steps)
   print()
-  print_memory()
+  print_memory(SCHEDULES)
 
 
 def main() -> int:
   """The command."""
   parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
   parser.add_argument("--steps", type=int, default=5, help="timed steps of each pipeline")
-  parser.add_argument("--memory", action="store_true", help="only the table of memory")
-  parser.add_argument("--grow", nargs=2, help=argparse.SUPPRESS)
+  parser.add_argument("--memory", nargs="*", metavar="SCHEDULE", help="only the table of memory")
+  parser.add_argument("--grow", nargs=3, help=argparse.SUPPRESS)
   args = parser.parse_args()
   if args.grow:
-    grow(*args.grow)
-  elif args.memory:
-    print_memory()
+    schedule, rows, folder = args.grow
+    grow(schedule, int(rows), folder)
+  elif args.memory is not None:
+    print_memory(args.memory or SCHEDULES)
   else:
     tf.config.threading.set_inter_op_parallelism_threads(16)  # A device that waits holds one.
     print_tables(args.steps)

@@ -229,9 +229,7 @@ def main() -> None:
   if not args.only or "(g)" in args.only:
     checkpoint.print_table()
   if not args.only or "(l)" in args.only:
-    print(
-      "\n(l) Stages of pipelines, slowed on purpose; and what stages in workers of their own hold.\n"
-    )
+    print("\n(l) Stages of pipelines: idle time if slowed on purpose, and memory.\n")
     subprocess.run([sys.executable, "-m", "benchmarks.pipelines"], check=True)
 
 
