@@ -97,11 +97,22 @@ MODELS: dict[str, Callable[[], programs.Program]] = {
 }
 
 
-def _bytes_of_process(field: str) -> int:
+def bytes_of_process(field: str) -> int:
+  """Bytes that this process holds.
+
+  Args:
+    field: of /proc/self/status: "VmRSS", now; "VmHWM", at most.
+  """
   with open("/proc/self/status", encoding="ascii") as status:
     found = re.search(rf"^{field}:\s+(\d+) kB", status.read(), re.MULTILINE)
   assert found
   return int(found[1]) * 1024
+
+
+def highest_from_here() -> None:
+  """Has "VmHWM" count from here."""
+  with open("/proc/self/clear_refs", "w", encoding="ascii") as refs:
+    refs.write("5")
 
 
 def measure(name: str) -> tuple[float, float]:
@@ -118,11 +129,10 @@ def measure(name: str) -> tuple[float, float]:
   for _ in range(_WARM_UP):
     float(compiled(*batch))
   gc.collect()
-  with open("/proc/self/clear_refs", "w", encoding="ascii") as refs:
-    refs.write("5")  # The highest value counts from here.
-  before = _bytes_of_process("VmRSS")
+  highest_from_here()
+  before = bytes_of_process("VmRSS")
   float(compiled(*batch))
-  return told["inputs"] + told["activations"], _bytes_of_process("VmHWM") - before
+  return told["inputs"] + told["activations"], bytes_of_process("VmHWM") - before
 
 
 # 353 million parameters: with Adam, 3.9 GiB a device where nothing is in shards.
@@ -162,14 +172,13 @@ def measure_shards(devices: int, sharding: str, layers: int, width: int) -> tupl
   predicted = _predicted(devices, sharding, size)
   batch = programs.language_batch(size)
   float(tf.reduce_sum(tf.matmul(tf.ones([64, 64]), tf.ones([64, 64]))))
-  before = _bytes_of_process("VmRSS")
+  before = bytes_of_process("VmRSS")
   compiled = tf.function(lambda *values: tf.nest.flatten(step(*values))[0], autograph=False)
   for _ in range(_WARM_UP + 1):
     float(compiled(*batch))
-  with open("/proc/self/clear_refs", "w", encoding="ascii") as refs:
-    refs.write("5")
+  highest_from_here()
   float(compiled(*batch))
-  return predicted, _bytes_of_process("VmHWM") - before
+  return predicted, bytes_of_process("VmHWM") - before
 
 
 def most_layers(sharding: str) -> int:

@@ -10,6 +10,7 @@ import tensorflow as tf
 
 import mesh_tensorflow as mtf
 from benchmarks.sizes import Size, initial_values
+from mesh_settings.trainer import TrainerSettings
 from mesh_tensorflow.transformer import (
   transformer,
   utils,
@@ -28,6 +29,8 @@ def make_function(
   layout: str | None = None,
   sharding: str = "",
   precision: str = "float32",
+  stages: int = 1,
+  microbatches: int = 1,
 ) -> mtf.Function:
   """The training step on a mesh of virtual CPU devices, as an `mtf.function`.
 
@@ -40,11 +43,15 @@ def make_function(
     sharding: "state" or "all": what is stored in shards over the mesh dimension "batch"; "all":
       weights are gathered for each use.
     precision: the dtype of activations.
+    stages: number of such meshes, each with some of the layers.
+    microbatches: of a step.
 
   Returns:
     A function of (int32 tokens [batch, length], learning rate, step) that returns the loss.
   """
-  steps = make_steps(size, seed, mesh, implementation, layout, sharding, precision)
+  steps = make_steps(
+    size, seed, mesh, implementation, layout, sharding, precision, stages, microbatches
+  )
   return steps.train_step(["targets"], mtf.optimize.AdamWeightDecayOptimizer)
 
 
@@ -56,9 +63,11 @@ def make_steps(
   layout: str | None = None,
   sharding: str = "",
   precision: str = "float32",
+  stages: int = 1,
+  microbatches: int = 1,
 ) -> utils.ModelSteps:
   """The programs of the model; arguments as of `make_function`."""
-  devices = mesh_setup.find_devices(max(1, mtf.convert_to_shape(mesh).size))
+  devices = mesh_setup.find_devices(stages * max(1, mtf.convert_to_shape(mesh).size))
   if layout is None:
     layout = LAYOUT if mesh else ""
   dense = "@transformer_layers.SelfAttention, @transformer_layers.DenseReluDense"
@@ -102,8 +111,11 @@ def make_steps(
     seed=seed,
     shard_state="batch" if sharding else "",
     reshard_after_forward=sharding == "all",
+    pipeline_stages=stages,
   )
-  return utils.ModelSteps(model, impl, "lm", size.batch, {"targets": size.length})
+  settings = TrainerSettings(gradient_accumulation_steps=microbatches)
+  lengths = {"targets": size.length}
+  return utils.ModelSteps(model, impl, "lm", size.batch, lengths, settings=settings)
 
 
 def make_step(
@@ -113,6 +125,8 @@ def make_step(
   implementation: str = "placement",
   sharding: str = "",
   precision: str = "float32",
+  stages: int = 1,
+  microbatches: int = 1,
 ) -> Callable[[np.ndarray], tf.Tensor]:
   """One training step, from the values that every side starts from.
 
@@ -123,12 +137,21 @@ def make_step(
     implementation: see `make_function`.
     sharding: see `make_function`.
     precision: see `make_function`.
+    stages: see `make_function`.
+    microbatches: see `make_function`.
 
   Returns:
     A function of int32 tokens [batch, length] that returns the loss.
   """
   train_step = make_function(
-    size, seed, mesh, implementation, sharding=sharding, precision=precision
+    size,
+    seed,
+    mesh,
+    implementation,
+    sharding=sharding,
+    precision=precision,
+    stages=stages,
+    microbatches=microbatches,
   )
   impl = train_step.mesh_impl
   learning_rate = tf.constant(_LEARNING_RATE)

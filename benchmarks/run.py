@@ -37,10 +37,13 @@ class Side:
   attention: str = "sdpa"
   sharding: str = ""
   precision: str = "float32"
+  stages: int = 1
+  microbatches: int = 1
 
   def arguments(self) -> list[str]:
     options = ("mesh", "implementation", "attention", "sharding", "precision")
-    given = [argument for name in options for argument in (f"--{name}", getattr(self, name))]
+    options += ("stages", "microbatches")
+    given = [argument for name in options for argument in (f"--{name}", str(getattr(self, name)))]
     return [self.side, self.size, *given]
 
 
@@ -119,6 +122,11 @@ def rows(with_torch: bool, with_transformers: bool) -> list[Row]:
         ours = dataclasses.replace(whole, sharding=sharding)
         what = f"bench: {label} {implementation}, {sharding} in shards / without"
         result.append(Row(f"(i) {what}", ours, whole, target))
+  for stages in (2, 4):
+    ours = Side("ours", "bench", stages=stages, microbatches=8)
+    whole = Side("ours", "bench", f"batch:{stages}")
+    label = f"(k) bench: {stages} stages, 8 microbatches / batch:{stages}"
+    result.append(Row(label, ours, whole, 1.25))
   if with_transformers:
     one = Side("ours_t5", "t5")
     for attention in ("sdpa", "eager"):
@@ -231,6 +239,9 @@ def main() -> None:
     print_first_steps()
   if not args.only or "(g)" in args.only:
     checkpoint.print_table()
+  if not args.only or "(l)" in args.only:
+    print("\n(l) Stages of pipelines: idle time if slowed on purpose, and memory.\n")
+    subprocess.run([sys.executable, "-m", "benchmarks.pipelines"], check=True)
 
 
 def table_line(row: Row, medians: dict) -> str:

@@ -11,7 +11,7 @@ import contextlib
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 from unittest import mock
 
 import numpy as np
@@ -21,13 +21,22 @@ from mesh_tensorflow.meshes.placement.mesh_impl import PlacementMeshImpl
 from mesh_tensorflow.planning.cost_model import node_flops
 
 
+class Wait(NamedTuple):
+  """A wait of a device: its name, and begin and end in seconds of `time.perf_counter`."""
+
+  device: str
+  begin: float
+  end: float
+
+
 @contextlib.contextmanager
-def slowed(seconds_per_flop: Mapping[str, float]) -> Iterator[None]:
+def slowed(seconds_per_flop: Mapping[str, float], log: list[Wait] | None = None) -> Iterator[None]:
   """Context manager: programs that placement meshes trace in it wait on some devices.
 
   Args:
     seconds_per_flop: by name of a device, as the meshes have it, what it waits after each operation
       for each FLOP of its products.
+    log: gets each wait, also after the context has ended.
   """
   plain = PlacementMeshImpl._call_on
   locks = {device: threading.Lock() for device in seconds_per_flop}
@@ -41,7 +50,7 @@ def slowed(seconds_per_flop: Mapping[str, float]) -> Iterator[None]:
       return result
     several = isinstance(result, tuple)
     with tf.device(on):
-      made = _after(list(result) if several else [result], seconds, locks[on])
+      made = _after(list(result) if several else [result], seconds, on, locks[on], log)
     return tuple(made) if several else made[0]
 
   with mock.patch.object(PlacementMeshImpl, "_call_on", call_on):
@@ -71,12 +80,17 @@ def _is_symbolic(x: object) -> bool:
   return tf.is_tensor(x) and hasattr(x, "graph")
 
 
-def _after(xs: list[Any], seconds: float, lock: threading.Lock) -> list[Any]:
+def _after(
+  xs: list[Any], seconds: float, device: str, lock: threading.Lock, log: list[Wait] | None
+) -> list[Any]:
   """Tensors after a wait; what is no tensor as it is."""
 
   def wait(_: np.ndarray) -> np.float32:
     with lock:
+      begin = time.perf_counter()
       time.sleep(seconds)
+      if log is not None:
+        log.append(Wait(device, begin, time.perf_counter()))
     return np.float32(0)
 
   # It takes an element of the result and returns a zero that is added to it: TensorFlow's optimizer

@@ -35,6 +35,8 @@ def main() -> None:
   parser.add_argument("--implementation", default="placement")
   parser.add_argument("--sharding", default="", choices=("", "state", "all"))
   parser.add_argument("--precision", default="float32", help="of plain and ours")
+  parser.add_argument("--stages", type=int, default=1, help="of ours")
+  parser.add_argument("--microbatches", type=int, default=1, help="of ours")
   parser.add_argument("--attention", default="sdpa", help="of hf_t5: sdpa or eager")
   args = parser.parse_args()
   # Answers go where nothing else is written.
@@ -84,7 +86,16 @@ def _training(args: argparse.Namespace) -> tuple[Callable[[], Any], float, list[
     from benchmarks import ours
 
     started = time.perf_counter()
-    step = ours.make_step(size, 0, args.mesh, args.implementation, args.sharding, args.precision)
+    step = ours.make_step(
+      size,
+      0,
+      args.mesh,
+      args.implementation,
+      args.sharding,
+      args.precision,
+      args.stages,
+      args.microbatches,
+    )
   tokens = sizes.random_tokens(size)
   return _warmed_up(lambda: step(tokens), started)
 

@@ -23,7 +23,6 @@ from mesh_tensorflow.operations.binary import AddOperation
 from mesh_tensorflow.operations.control import ScalarSummaryOperation
 from mesh_tensorflow.operations.cross_mesh import Reshard
 from mesh_tensorflow.operations.loops import WhileLoopOperation
-from mesh_tensorflow.operations.variables import Variable
 from mesh_tensorflow.program.graph import Operation, Tensor, needed_operations, reads
 from mesh_tensorflow.running.segments import (
   Around,
@@ -116,7 +115,7 @@ def divided(loop: WhileLoopOperation, impl_of: ImplOf, seed: Tensor | None) -> S
     else:
       inner.append(op)
       varies.update(op.outputs)
-  order = segments_of(inner, impl_of, outputs, seed)
+  order = _in_as_few(segments_of(inner, impl_of, outputs, seed))
   for s in order:
     if isinstance(s, Segment):
       read_again(s, None, seed)
@@ -160,11 +159,43 @@ def _is_invariant(op: Operation, varies: set[Tensor], impl_of: ImplOf) -> bool:
   return isinstance(op, Reshard) or not gathered
 
 
+def _crossing(order: Sequence[Segment | Operation]) -> set[Tensor]:
+  """The tensors that go from mesh to mesh."""
+  return {x for r in order if isinstance(r, Reshard) for x in r.inputs}
+
+
+def _sends_activations(s: Segment, crossing: set[Tensor]) -> bool:
+  """True if other meshes go on forward from a segment; gradients in it are of auxiliary losses."""
+  return any(x in crossing for op in s.operations if not op.is_backward for x in op.outputs)
+
+
+def _in_as_few(order: Sequence[Segment | Operation]) -> list[Segment | Operation]:
+  """Joins segments that no other mesh waits for with those of their mesh that need them.
+
+  What a stage computes of the features alone, the masks of the last one say, could run before the
+  activations come. As a task of its own it would have more microbatches under way.
+  """
+  crossing = _crossing(order)
+  left = list(order)
+  for s in order:
+    if not isinstance(s, Segment) or not crossing.isdisjoint(s.outputs):
+      continue
+    made = set(s.outputs)
+    for later in left[left.index(s) + 1 :]:
+      if isinstance(later, Segment) and later.impl is s.impl and not made.isdisjoint(later.inputs):
+        later.operations = list(dict.fromkeys([*s.operations, *later.operations]))
+        left.remove(s)
+        break
+  return left
+
+
 def _split(s: Segment | Operation, order: Sequence[Segment | Operation]) -> list[Any]:
   """Divides a backward segment into what other meshes wait for, and the rest."""
   if not isinstance(s, Segment):
     return [s]
-  crossing = {x for r in order if isinstance(r, Reshard) for x in r.inputs}
+  crossing = _crossing(order)
+  if _sends_activations(s, crossing):
+    return [s]
   own = {x for op in s.operations for x in op.outputs}
   later = {
     x for other in order if isinstance(other, Segment) and other is not s for x in other.inputs
@@ -190,18 +221,16 @@ def _tasks(order: Sequence[Segment | Operation], impl_of: ImplOf) -> list[schedu
   for r in order:
     if isinstance(r, Reshard):
       source[r.outputs[0]] = source.get(r.inputs[0], r.inputs[0])
+  crossing = _crossing(order)
   tasks: list[schedules.Task] = []
   for s in segments:
     before = {maker[source.get(x, x)] for x in s.inputs if source.get(x, x) in maker}
-    backward = any(op.is_backward for op in s.operations)
-    forward = {
-      x
-      for op in s.operations
-      if not (op.is_backward or isinstance(op, Variable))
-      for x in op.outputs
-    }
-    both = any(x in forward for op in s.operations if op.is_backward for x in op.inputs)
-    kind = "FB" if both else "B" if backward else "F"
+    kind = "F"
+    if any(op.is_backward for op in s.operations):
+      if any(tasks[i].kind != "F" for i in before):
+        kind = "B"
+      elif not _sends_activations(s, crossing):
+        kind = "FB"
     if kind == "B" and any(
       segments[i].impl is s.impl and segments[i].level == s.level for i in before
     ):

@@ -21,6 +21,7 @@ from docs.tools import (
   notebook,
   pictures,
   reference,
+  resharding,
   settings,
   signatures,
 )
@@ -87,6 +88,12 @@ def test_every_configurable_is_on_the_gin_page(pages):
 def test_settings_are_those_of_the_program():
   """Else: python -m docs.tools.settings."""
   assert settings.PAGE.read_text() == settings.page()
+
+
+@pytest.mark.long
+def test_what_resharding_sends_is_current():
+  """Else: python -m docs.tools.resharding."""
+  assert resharding.table() in (DOCS / "pipelines.md").read_text()
 
 
 def test_every_parameter_of_run_has_a_meaning_and_a_default():

@@ -72,6 +72,40 @@ def test_tasks_and_bubble(schedule, stages):
   assert not found.is_timed and found.seconds is None
 
 
+@pytest.mark.parametrize("schedule", schedules.SCHEDULES)
+def test_masks_and_auxiliary_losses_are_no_tasks_of_their_own(schedule):
+  """Masks are ready before the activations, gradients of auxiliary losses on the way forward."""
+  first, *others = [mtf.MeshImpl("data:2", "batch:data") for _ in range(4)]
+
+  @mtf.function(first.with_stages(others, schedule), [mtf.TensorSpec([BATCH, WIDTH])])
+  def train_step(x):
+    def model(features):
+      y, losses = features["x"], []
+      for i in range(4):
+        with mtf.stage(f"stage{i}"):
+          y = y * 1.0
+          w = mtf.get_variable(y.mesh, f"w{i}", [WIDTH, OUT])
+          y = mtf.tanh(mtf.rename_dimension(mtf.einsum([y, w], reduced_dims=[WIDTH]), "out", "d"))
+          y = y * mtf.cast(mtf.greater(features["x"], 0.0), y.dtype)
+          rows, v = y.shape.dims[0], mtf.get_variable(y.mesh, f"v{i}", [WIDTH])
+          gate = mtf.softmax(mtf.einsum([y, v], [rows]), rows)
+          losses.append(mtf.reduce_sum(gate * gate))
+      with mtf.stage("stage3"):
+        return {"loss": mtf.add_n([mtf.reduce_sum(mtf.square(y)), *losses])}
+
+    grads, outputs = mtf.serialize_training_step({"x": x}, model, BATCH, 8, schedule=schedule)
+    mtf.optimize.AdamWOptimizer(0.01).apply_grads(grads, x.graph.trainable_variables)
+    return outputs["loss"]
+
+  found = mtf.describe(train_step).pipeline
+  of = [[t.kind for t in found.table.tasks if t.mesh == i] for i in range(4)]
+  split = ["W"] if schedule == "zero_bubble" else []
+  assert of == [["F", "B"], ["F", "B", *split], ["F", "B", *split], ["FB", *split]]
+  expected = [8, 8, 8, 1] if schedule == "gpipe" else [4, 3, 2, 1]
+  assert [s.under_way for s in found.stages] == expected
+  assert found.bubble == pytest.approx(plan(4, schedule).bubble, abs=0.02)
+
+
 def test_memory_and_bytes():
   one, many = plan(4, "1f1b"), plan(4, "gpipe")
   assert [s.under_way for s in one.stages] == [4, 3, 2, 1]

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import itertools
-import random
+import math
 
 import numpy as np
 import pytest
 import tensorflow as tf
 
 import mesh_tensorflow as mtf
+from docs.tools.resharding import SOURCES, TARGETS
 from tests.kinds import kept
-from tests.meshes.test_cross_mesh import SOURCES, TARGETS
+from tests.running.drawn_reshards import drawn
 
 KINDS = ["placement", "simd", "placement to simd", "simd to placement"]
 X = np.random.default_rng(0).uniform(-1, 1, [8, 16]).astype(np.float32)
@@ -37,43 +38,42 @@ def on_one(devices):
   return {"a": one, "b": one}
 
 
-MESH_PAIRS = list(itertools.product(KINDS[:3], SOURCES, TARGETS))
+MESH_PAIRS = list(itertools.product(KINDS, SOURCES, TARGETS, [True]))
+FEW = [(kind, "s:2,t:2", "u:2,v:2", False) for kind in KINDS[:3]]
 
 
-@pytest.mark.parametrize(
-  "kind,source,target",
-  kept(MESH_PAIRS, [(k, s, t) for k, s, t in MESH_PAIRS if (s, t) in [("s:2,t:2", "u:2,v:2")]]),
-)
-def test_values_and_gradients_of_drawn_layouts(kind, source, target, cpu_devices):
-  """A tensor for each pair of drawn layouts: what its dimensions are called is its layout."""
-  draw = random.Random(f"{kind} {source} {target}")
-  names = {"a": [], "b": []}
-  tensors = []
-  for n in range(12):
-    # Every other one has sizes that cannot be divided.
-    sizes = (8, 16, 8) if n % 2 else (7, 9, 5)
-    dims = [mtf.Dimension(f"{c}{n}", size) for c, size in zip("xyz", sizes)]
-    for side, shape in (("a", source), ("b", target)):
-      axes = mtf.convert_to_shape(shape).dimension_names
-      split = draw.sample([d.name for d in dims] + ["", ""], len(axes))
-      names[side] += [f"{d}:{m}~" for d, m in zip(split, axes) if d]
-    tensors.append(dims)
-  impls = pair(kind, (source, ",".join(names["a"])), (target, ",".join(names["b"])), cpu_devices)
+@pytest.mark.parametrize("kind,source,target,every", kept([*MESH_PAIRS, *FEW], FEW))
+def test_values_and_gradients_of_drawn_layouts(
+  kind, source, target, every, cpu_devices, record_property
+):
+  tensors = drawn(source, target, every)
+  of = (source, tensors.source), (target, tensors.target)
+  checked = tensors.check(pair(kind, *of, cpu_devices))
+  assert checked == (144 if every else 12)
+  record_property("conformance_cases", 2 * checked)
 
-  @mtf.function(impls, [mtf.TensorSpec(dims) for dims in tensors])
-  def there_and_back(*xs):
-    ys = [mtf.square(mtf.reshard(x, "b")) for x in xs]
-    loss = mtf.add_n([mtf.reduce_sum(y * y) for y in ys])
-    return ys, mtf.gradients([loss], list(xs))
 
-  values = [
-    np.random.default_rng(i).uniform(-1, 1, [d.size for d in dims])
-    for i, dims in enumerate(tensors)
-  ]
-  ys, gradients = there_and_back(*[v.astype(np.float32) for v in values])
-  for v, y, g in zip(values, ys, gradients, strict=True):
-    np.testing.assert_allclose(y, v**2, rtol=1e-5)
-    np.testing.assert_allclose(g, 4 * v**3, rtol=1e-4, atol=1e-6)
+@pytest.mark.parametrize("source", kept(SOURCES, ["s:2,t:2"]))
+@pytest.mark.parametrize("target", kept(TARGETS[:3], ["u:2,v:2"]))
+def test_each_element_goes_from_mesh_to_mesh_once(source, target, cpu_devices):
+  """By the edges of the traced graph: what TensorFlow copies from device to device."""
+  tensors = drawn(source, target, every=False)
+  of = (source, tensors.source), (target, tensors.target)
+  impls = pair("placement", *of, cpu_devices, first=4)
+  f = tensors.function(impls)
+  graph = (
+    tf.function(lambda *xs: f(*xs), autograph=False)
+    .get_concrete_function(*(tf.TensorSpec(v.shape) for v in tensors.values()))
+    .graph
+  )
+  mesh_of = {d[-5:]: name for name, impl in impls.items() for d in impl.devices}
+  copied = {}
+  for op in graph.get_operations():
+    for x in op.inputs:
+      meshes = tuple(mesh_of.get(d[-5:], "") for d in (x.device, op.device))
+      copied.setdefault(meshes, {})[x.ref(), op.device] = math.prod(x.shape)
+  for way in (("a", "b"), ("b", "a")):
+    assert sum(copied[way].values()) == tensors.elements
 
 
 def model(x):

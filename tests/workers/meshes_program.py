@@ -1,17 +1,24 @@
 """Programs of several meshes on two workers of four devices; run by test_meshes_of_workers.py.
 
-Each worker prints one line of JSON: the results of all cases, and the words of errors.
+Each worker prints one line of JSON: the results of all cases, and the words of errors. With the
+argument "drawn" it draws layouts instead, for meshes of all shapes.
 """
 
 from __future__ import annotations
 
 import json
+import math
+import sys
+from unittest import mock
 
 import numpy as np
 import tensorflow as tf
 
 import mesh_tensorflow as mtf
+from docs.tools.resharding import SOURCES, TARGETS, blocks
 from mesh_tensorflow import workers
+from mesh_tensorflow.running import lowering
+from tests.running.drawn_reshards import drawn
 
 X = np.arange(32, dtype=np.float32).reshape(8, 4) / 7
 STEPS = 3
@@ -76,6 +83,60 @@ def on_workers(*meshes):
   return impls, store
 
 
+def bytes_missing(worker, source, target, shape):
+  """The least number of bytes that a worker must get, by NumPy."""
+  whole = np.arange(shape.size).reshape(shape.to_integer_list)
+
+  def own(impl):
+    found = blocks(impl, whole, shape)
+    return [x for p in impl.processors_of_workers[worker] for x in found[p].ravel()]
+
+  return 4 * np.setdiff1d(own(target), own(source)).size
+
+
+def of_drawn_layouts(source, target, across, every):
+  """Checks values and gradients, there and back; what this worker gets.
+
+  Args:
+    source: shape of the mesh "a".
+    target: shape of the mesh "b".
+    across: whether each mesh has devices of both workers, or of one.
+    every: see `drawn`.
+
+  Returns:
+    The number of tensors, the bytes received, and the least that there must be.
+  """
+  tensors = drawn(source, target, every)
+  of = []
+  for i, (shape, layout) in enumerate([(source, tensors.source), (target, tensors.target)]):
+    numbers = range(mtf.convert_to_shape(shape).size)
+    of.append((shape, layout, [(n % 2 if across else i, n) for n in numbers]))
+  impls, _ = on_workers(*of)
+  received, returning = 0, False
+  receive, whole = tf.raw_ops.CollectiveBcastRecv, lowering.whole_everywhere
+
+  def counted(**arguments):
+    nonlocal received
+    received += 0 if returning else math.prod(arguments["shape"]) * arguments["T"].size
+    return receive(**arguments)
+
+  def returned(*args):
+    nonlocal returning
+    returning = True
+    try:
+      return whole(*args)
+    finally:
+      returning = False
+
+  with mock.patch.object(tf.raw_ops, "CollectiveBcastRecv", counted):
+    with mock.patch.object(lowering, "whole_everywhere", returned):
+      checked = tensors.check(impls)
+  a, b = impls.values()
+  me = workers.current().index
+  least = sum(bytes_missing(me, *way, s) for s in tensors.shapes for way in ((a, b), (b, a)))
+  return checked, received, least
+
+
 def error_of(function, *args):
   try:
     function(*args)
@@ -84,9 +145,27 @@ def error_of(function, *args):
   return "no error"
 
 
+def all_drawn_layouts() -> None:
+  """Every pair of layouts of every pair of meshes."""
+  workers.join(virtual_cpu_devices=8)
+  found = {
+    f"{source} to {target}{', across' if across else ''}": of_drawn_layouts(
+      source, target, across, every=True
+    )
+    for source in SOURCES
+    for target in TARGETS
+    for across in (False, True)
+  }
+  print(json.dumps(found), flush=True)
+  workers.leave()
+
+
 def main() -> None:
   me = workers.join(virtual_cpu_devices=4).index
   found = {name: results(*on_workers(*meshes)) for name, meshes in CASES.items()}
+  for across in (False, True):
+    key = f"drawn{', across' if across else ''}"
+    found[key] = of_drawn_layouts("s:2,t:2", "u:2,v:2", across, every=False)
   spec = [mtf.TensorSpec([("x", 8), ("y", 4)])]
   impls, store = on_workers(*CASES["a mesh each"])
 
@@ -110,4 +189,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-  main()
+  all_drawn_layouts() if sys.argv[1:] == ["drawn"] else main()

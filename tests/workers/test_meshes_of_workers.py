@@ -13,12 +13,17 @@ from tests import worker_group
 from tests.workers import meshes_program
 
 
-@pytest.fixture(scope="module")
-def of_workers():
+def printed(*arguments, timeout=240):
   """What each of two workers prints."""
-  codes, texts = worker_group.run(2, ["-m", "tests.workers.meshes_program"])
+  program = ["-m", "tests.workers.meshes_program", *arguments]
+  codes, texts = worker_group.run(2, program, timeout)
   assert codes == [0, 0], "\n".join(texts)
   return [json.loads(next(t for t in text.splitlines() if t.startswith("{"))) for text in texts]
+
+
+@pytest.fixture(scope="module")
+def of_workers():
+  return printed()
 
 
 @pytest.fixture(scope="module")
@@ -39,6 +44,29 @@ def test_every_worker_has_the_results_of_one_process(case, of_workers, expected)
     tf.nest.assert_same_structure(found[case], expected)
     for ours, theirs in zip(tf.nest.flatten(found[case]), tf.nest.flatten(expected)):
       np.testing.assert_allclose(ours, theirs, rtol=1e-5, atol=1e-5)
+
+
+def check_bytes(of_each, tensors):
+  """Each worker has compared its values with NumPy."""
+  for checked, received, least in of_each:
+    assert checked == tensors
+    assert received == least
+
+
+@pytest.mark.subprocess
+@pytest.mark.parametrize("case", ["drawn", "drawn, across"])
+def test_each_element_comes_to_each_worker_once(case, of_workers):
+  check_bytes([found[case] for found in of_workers], 12)
+
+
+@pytest.mark.long
+@pytest.mark.subprocess
+@pytest.mark.timeout(3600)
+def test_every_pair_of_drawn_layouts():
+  first, second = printed("drawn", timeout=3600)
+  assert len(first) == 24
+  for case in first:
+    check_bytes([first[case], second[case]], 144)
 
 
 @pytest.mark.subprocess
