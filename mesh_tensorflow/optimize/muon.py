@@ -15,7 +15,7 @@ from mesh_tensorflow.arguments.declared import NOT_BELOW_ZERO, affects, takes
 from mesh_tensorflow.errors import ConfigError, ShapeError
 from mesh_tensorflow.operations.binary import add, multiply
 from mesh_tensorflow.operations.einsum import einsum
-from mesh_tensorflow.operations.elementwise import cast
+from mesh_tensorflow.operations.elementwise import cast, negative
 from mesh_tensorflow.operations.one_hot import one_hot
 from mesh_tensorflow.operations.ranges import mtf_range
 from mesh_tensorflow.operations.reshape import reshape
@@ -25,7 +25,7 @@ from mesh_tensorflow.operations.variables import Variable
 from mesh_tensorflow.optimize.adam import AdamWOptimizer
 from mesh_tensorflow.optimize.base import Optimizer
 from mesh_tensorflow.optimize.scalars import ScalarLike, check_at_least, check_below_one
-from mesh_tensorflow.optimize.update import UpdateOperation, subtract
+from mesh_tensorflow.optimize.update import UpdateOperation, is_float32, subtract
 from mesh_tensorflow.optimize.weight_decay import WeightDecay, check_patterns, found_in
 from mesh_tensorflow.program.argument_kinds import CastableTensor, FloatTensor
 from mesh_tensorflow.program.dimensions import Dimension, Shape, list_product, no_such_dimension
@@ -207,19 +207,34 @@ def orthogonalize(
     ShapeError: there are none of one kind, or a dimension is both.
   """
   _check(x, rows, columns, num_iterations, coefficients, epsilon)
+  x, factor = _newton_schulz(x, rows, columns, num_iterations, coefficients, epsilon)
+  return x if factor == 1.0 else multiply(x, factor)
+
+
+def _newton_schulz(
+  x: Tensor,
+  rows: Sequence[Dimension],
+  columns: Sequence[Dimension],
+  num_iterations: int,
+  coefficients: Sequence[float],
+  epsilon: float,
+) -> tuple[Tensor, float]:
+  """The matrix of `orthogonalize`, and a number by which it is still to be multiplied."""
   rows, columns = list(rows), list(columns)
   if list_product([d.size for d in rows]) > list_product([d.size for d in columns]):
     rows, columns = columns, rows
   matrices = [d for d in x.shape if d not in rows and d not in columns]
   x = cast(x, tf.float32)
   squares = einsum([x, x], output_shape=Shape(matrices))
-  factor = cwise(lambda s: 1.0 / (tf.sqrt(s) + epsilon), [squares], name="inverse_norm")
-  x = multiply(x, factor, output_shape=x.shape)
   # Names of no layout rule: along these nothing is split.
   again = _renamed(rows, "_orthogonal_")
   between = _renamed(rows, "_orthogonal_sum_")
   square = Shape(matrices + rows + list(again.values()))
   a, b, c = coefficients
+  # With X multiplied by |c| ** 0.25 the factor of A A is 1 or -1: one pass over A less.
+  unit = abs(c) ** 0.25 if c and num_iterations else 1.0
+  factor = cwise(lambda s: unit / (tf.sqrt(s) + epsilon), [squares], name="inverse_norm")
+  x = multiply(x, factor, output_shape=x.shape)
   identity = _identity(x.mesh, rows, again)
   for _ in range(num_iterations):
     other_x = _rename(x, again)
@@ -229,7 +244,9 @@ def orthogonalize(
       # A is symmetric: its second factor is A with its rows, not with its columns, summed over.
       to_sum = {again[d]: between[d] for d in rows}
       # Added first: a sum of A over the mesh is waited for once.
-      linear = multiply(add(polynomial, multiply(identity, b / c), output_shape=square), c)
+      linear = add(polynomial, multiply(identity, b * unit**2 / c), output_shape=square)
+      if c < 0:
+        linear = negative(linear)
       polynomial = einsum(
         [_rename(linear, to_sum), _rename(polynomial, between)], output_shape=square
       )
@@ -237,7 +254,7 @@ def orthogonalize(
       polynomial = multiply(polynomial, b)
     polynomial = add(polynomial, multiply(identity, a), output_shape=square)
     x = einsum([polynomial, other_x], output_shape=x.shape)
-  return x
+  return x, 1.0 / unit
 
 
 def _check(
@@ -335,6 +352,20 @@ class MuonUpdateOperation(UpdateOperation):
     if self._weight_decay_rate:
       step += (self._weight_decay_rate * lr) * tf.cast(w.read_value(), tf.float32)
     return [subtract(w, step)], new_m
+
+  def update(
+    self, w: tf.Variable, m: tf.Variable, new_m: tf.Tensor, o: tf.Tensor, lr: tf.Tensor
+  ) -> list[Any]:
+    if not is_float32(w):
+      return super().update(w, m, new_m, o, lr)
+    done = []
+    if self._weight_decay_rate:
+      decay = (self._weight_decay_rate * lr) * w.read_value()
+      done = [w.assign_sub(decay, read_value=False)]
+    # w - rate * o in one pass, of a float or a tensor of its dtype.
+    rate = tf.cast(self._scale * lr, tf.float32)
+    done.append(tf.raw_ops.ResourceApplyGradientDescent(var=w.handle, alpha=rate, delta=o))
+    return [*done, m.assign(new_m, read_value=False)]
 
 
 @gin.configurable(module="mesh_tensorflow.optimize")
@@ -449,8 +480,8 @@ class MuonOptimizer(Optimizer):
       others: list[Operation] = self._others.apply_grad(grad, var)
       return others
     step = self._direction(grad, var, matrix)
-    o = orthogonalize(step.direction, matrix.rows, matrix.columns, *self._newton_schulz)
-    return [self._update(step, o)]
+    ((o, factor),) = self._orthogonal([step])
+    return [self._update(step, o, factor)]
 
   def _apply_all(
     self, grads: Sequence[CastableTensor | None], variables: Sequence[Variable]
@@ -471,8 +502,8 @@ class MuonOptimizer(Optimizer):
       for begin in range(0, len(members), most):
         part = members[begin : begin + most]
         steps = [self._direction(grads[i], variables[i], matrix) for i, matrix in part]
-        for (i, _), step, o in zip(part, steps, self._orthogonal(steps)):
-          found[i] = [self._update(step, o)]
+        for (i, _), step, (o, factor) in zip(part, steps, self._orthogonal(steps)):
+          found[i] = [self._update(step, o, factor)]
     return [op for ops in found for op in ops]
 
   def _direction(self, grad: Any, var: Variable, matrix: Matrix) -> _Step:
@@ -483,23 +514,30 @@ class MuonOptimizer(Optimizer):
     direction = add(multiply(new_m, self._momentum), new) if self._nesterov else new_m
     return _Step(var, matrix, m, new_m, direction)
 
-  def _orthogonal(self, steps: list[_Step]) -> list[Tensor]:
-    """Orthogonalizes directions of one shape, stacked so that each product is batched."""
+  def _orthogonal(self, steps: list[_Step]) -> list[tuple[Tensor, float]]:
+    """Orthogonalizes directions of one shape, stacked so that each product is batched.
+
+    Args:
+      steps: the steps.
+
+    Returns:
+      For each the matrix, and a number by which it is still to be multiplied.
+    """
     rows, columns = steps[0].matrix.rows, steps[0].matrix.columns
     if len(steps) == 1:
-      return [orthogonalize(steps[0].direction, rows, columns, *self._newton_schulz)]
+      return [_newton_schulz(steps[0].direction, rows, columns, *self._newton_schulz)]
     # A name of no layout rule: the matrices themselves are split as their variables are.
     stacked = stack([s.direction for s in steps], _STACK)
-    o = orthogonalize(stacked, rows, columns, *self._newton_schulz)
-    return unstack(o, o.shape.get_dim_by_name(_STACK))
+    o, factor = _newton_schulz(stacked, rows, columns, *self._newton_schulz)
+    return [(x, factor) for x in unstack(o, o.shape.get_dim_by_name(_STACK))]
 
-  def _update(self, step: _Step, o: Tensor) -> Operation:
+  def _update(self, step: _Step, o: Tensor, factor: float) -> Operation:
     return MuonUpdateOperation(
       step.variable,
       [step.m],
       [step.new_m, o],
       self._scalar(self._learning_rate, step.variable.mesh, "learning_rate"),
-      scale=self._factor * self._adjust(*step.matrix.sizes),
+      scale=self._factor * self._adjust(*step.matrix.sizes) * factor,
       weight_decay_rate=self._factor * self._weight_decay.rate_of(step.variable),
     )
 

@@ -177,19 +177,23 @@ def test_orthogonalize_comes_near_to_orthogonal():
   x = np.random.default_rng(0).normal(size=[6, 10]).astype(np.float32)
   rows, columns = mtf.Dimension("r", 6), mtf.Dimension("c", 10)
   impl = mtf.PlacementMeshImpl("", "", [""])
-  found, ten = lower(
+  # Of Muon, and others; a factor of the square of either sign, and none.
+  others = [(5, (3.4445, -4.7750, 2.0315)), (3, (1.875, -1.25, 0.375)), (4, (1.3, -0.1, -0.2)),
+            (0, (3.4445, -4.7750, 2.0315))]  # fmt: skip
+  found, ten, *more = lower(
     impl,
     lambda mesh: [
       optimize.orthogonalize(y, [rows], [columns], n, coefficients)
       for y in [mtf.import_tf_tensor(mesh, x, [rows, columns])]
-      for n, coefficients in [(30, [1.5, -0.5, 0.0]), (5, [3.4445, -4.7750, 2.0315])]
+      for n, coefficients in [(30, (1.5, -0.5, 0.0)), *others]
     ],
     traced=True,
   )
   u, _, v = np.linalg.svd(x, full_matrices=False)
   np.testing.assert_allclose(found, u @ v, atol=1e-4)
   assert np.all(np.abs(np.linalg.svd(ten)[1] - 1) < 0.35)
-  np.testing.assert_allclose(ten, reference.newton_schulz(np.float64(x)), atol=1e-5)
+  for y, arguments in zip([ten, *more], others):
+    np.testing.assert_allclose(y, reference.newton_schulz(np.float64(x), *arguments), atol=1e-5)
 
 
 @pytest.mark.parametrize(

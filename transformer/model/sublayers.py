@@ -266,7 +266,7 @@ def _rms_norm(
   model = context.model
   with mtf.variable_scope(name):
     scale = ones_variable(context, "scale", mtf.Shape(model.ensemble_dims + scale_dims))
-    return rms_normalize(x, model.model_dim, epsilon) * scale
+    return rms_normalize(x, model.model_dim, epsilon, scale=scale)
 
 
 def ones_variable(context: Context, name: str, shape: mtf.Shape) -> mtf.Tensor:

@@ -153,7 +153,7 @@ class QueryKeyOptions(SelfAttention):
       scale = ones_variable(context, "scale", shape)
     if factor != 1.0:
       scale *= factor  # Of few numbers, where x has many.
-    return rms_normalize(x, self.kv_dim, self.query_key_norm_epsilon) * scale
+    return rms_normalize(x, self.kv_dim, self.query_key_norm_epsilon, scale=scale)
 
 
 @gin.configurable(module=_MODULE)
