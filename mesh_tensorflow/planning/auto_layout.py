@@ -6,17 +6,16 @@ import collections
 import dataclasses
 import textwrap
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 from mesh_tensorflow.arguments.checking import checked
 from mesh_tensorflow.errors import ArgumentError, LayoutError, OutOfMemoryError
 from mesh_tensorflow.meshes.layout import LayoutLike, LayoutRules, convert_to_layout_rules
-from mesh_tensorflow.planning.evaluation import Evaluator, bytes_of_variable
+from mesh_tensorflow.planning.evaluation import bytes_of_variable
 from mesh_tensorflow.planning.machine import Machine, convert_to_machine
-from mesh_tensorflow.planning.pieces import Pieces
 from mesh_tensorflow.planning.pipeline import Blocks
-from mesh_tensorflow.planning.program import Program, loaded_machine, machine_of
+from mesh_tensorflow.planning.program import Program, loaded_machine, machine_of, read_once
 from mesh_tensorflow.planning.search import Best, Found, InStages, Sharding, Task
 from mesh_tensorflow.planning.text import WIDTH, format_bytes, format_seconds, table
 from mesh_tensorflow.program.dimensions import Shape, ShapeLike, convert_to_shape
@@ -142,6 +141,7 @@ def auto_layout(
   choices: Mapping[str, Graph | Function | Callable[[], object]] | None = None,
   shard_state: bool = False,
   stages: Sequence[int] | None = None,
+  when_short: Collection[str] = (),
 ) -> LayoutChoice:
   """Finds the layout with the least predicted step time among those that fit into memory.
 
@@ -172,13 +172,16 @@ def auto_layout(
       for each layer, say: neighbouring meshes are then one stage. Each of S stages has a mesh of
       `devices` / S devices, those of another S are not looked at; of 1 all devices have one mesh.
       None: as many as the program has meshes, if it is a pipeline.
+    when_short: names of `choices` that save memory and no time, as recomputation does: they are
+      read and searched only if a layout of the others does not fit.
 
   Returns:
     A `LayoutChoice`, which prints as a table.
 
   Raises:
     ArgumentError: neither or both of `devices` and `mesh_shape` are given, or `stages` without
-      `devices`; a number is out of its range; or a name of `choices` is empty.
+      `devices`; a number is out of its range; a name of `choices` is empty, or one of
+      `when_short` is not among them.
     LayoutError: `fixed` contradicts the program or the mesh, or a mesh dimension divides no
       dimension of the program.
     OutOfMemoryError: no layout fits; it says which needs least, and what takes the memory.
@@ -209,16 +212,41 @@ def auto_layout(
   chosen = loaded_machine(machine_of(chosen, what.mesh_impl, size), what.mesh_impl, size)
   if memory_limit is None:
     memory_limit = chosen.memory_of_each(size)
-  programs = {"": what, **_programs(choices)}
-  tasks = _tasks(programs, chosen, rules, float(memory_limit), shape, size, stages)
-  best, proven = _searched(tasks, shard_state, size, 1 + alternatives, started, time_limit)
+  choices = {} if choices is None else choices
+  for name in when_short:
+    if name not in choices:
+      raise ArgumentError(
+        f"auto_layout: when_short names {name!r}, which is none of choices: {', '.join(choices)}"
+      )
+  given = (chosen, rules, float(memory_limit), shape, size, stages)
+  with read_once():
+    first = {n: p for n, p in choices.items() if n not in when_short}
+    tasks = _tasks({"": what, **_programs(first)}, *given)
+
+    def others() -> list[Task]:
+      saving = _programs({n: p for n, p in choices.items() if n in when_short})
+      try:
+        return _tasks(saving, *given)
+      except LayoutError:  # As of others that no mesh suits, nothing is said of them.
+        return []
+
+    best, proven = _searched(
+      tasks,
+      others if when_short else list,
+      shard_state,
+      size,
+      1 + alternatives,
+      started,
+      time_limit,
+    )
   took = time.monotonic() - start
   made = [_choice(f, tasks[0], proven, took) for f in best.found]
   return dataclasses.replace(made[0], alternatives=tuple(made[1:]))
 
 
 def _searched(
-  tasks: Sequence[Task],
+  tasks: list[Task],
+  others: Callable[[], list[Task]],
   shard_state: bool,
   devices: int,
   count: int,
@@ -227,24 +255,28 @@ def _searched(
 ) -> tuple[Best, bool]:
   """Searches for the best layouts; also returns whether the search was complete.
 
-  Shards only take less memory: they are looked at where that was short.
+  Other programs, and shards, only take less memory: they are looked at where that was short.
 
   Raises:
     OutOfMemoryError: none fits.
   """
-  best, proven = Best(count), True
+  best, proven, was_short = Best(count), True, False
   # Reading a large program may use up the limit; the search gets some time all the same.
   end = max(started + time_limit, time.thread_time() + _SEARCH * time_limit)
   open_ = collections.deque(tasks)
-  in_shards = [t.in_shards(again) for t in tasks if shard_state for again in (False, True)]
   while open_:
     task, now = open_.popleft(), time.thread_time()
     # Time that one task leaves unused is shared by the others.
-    left = 1 + len(open_) + len(in_shards)
-    proven = task.search(best, now + (end - now) / left) and proven
-    if not open_ and in_shards and any(t.short_of_memory for t in tasks):
-      open_.extend(in_shards)
-      tasks, in_shards = [*tasks, *in_shards], []
+    in_shards = 0 if was_short or not shard_state else 2 * len(tasks)
+    proven = task.search(best, now + (end - now) / (1 + len(open_) + in_shards)) and proven
+    if not open_ and not was_short and any(t.short_of_memory for t in tasks):
+      was_short = True
+      more = others()
+      end = max(end, time.thread_time() + _SEARCH * time_limit) if more else end
+      if shard_state:
+        more += [t.in_shards(again) for t in [*tasks, *more] for again in (False, True)]
+      open_.extend(more)
+      tasks = [*tasks, *more]
   if not best.found:
     nearest = _nearest(tasks, time.thread_time() + _NEAREST * time_limit)
     if nearest is None or nearest.memory.total > tasks[0].limit:
@@ -270,18 +302,18 @@ def _tasks(
     LayoutError: no program has one; the message is that of the first program.
   """
   tasks: list[Task] = []
-  errors, pieces = [], Pieces()
+  errors = []
   parts = [devices] if shape is None else shape.to_integer_list
   for name, program in programs.items():
-    graph, outputs = program.build()
+    evaluator = program.evaluator(parts)
     impl = program.mesh_impl
     sharding = Sharding(impl.state_dims, impl.reshards_after_forward) if impl else Sharding()
     if shape is None and impl and set(impl.state_dims) == set(impl.shape.dimension_names):
       # Over the whole mesh, whichever it will be.
       sharding = Sharding(None if impl.state_dims else (), impl.reshards_after_forward)
-    blocks = Blocks.of(graph)
+    blocks = Blocks.of(evaluator.graph)
     try:
-      task = Task(Evaluator(graph, outputs, pieces, parts), machine, rules, limit, name, sharding)
+      task = Task(evaluator, machine, rules, limit, name, sharding)
     except LayoutError as e:
       errors.append(e)
       continue
@@ -299,7 +331,7 @@ def _tasks(
       raise LayoutError(str(errors[0])) from errors[0]
     if stages is None:
       raise LayoutError(
-        f"auto_layout: the {len(Blocks.of(graph) or ())} meshes of the program's pipeline do not "
+        f"auto_layout: the {len(blocks or ())} meshes of the program's pipeline do not "
         f"divide the {devices} devices, and each stage has as many; stages= tells other numbers"
       )
     raise LayoutError(
@@ -327,10 +359,10 @@ def _in_stages(
       yield count, task.in_stages(InStages(blocks, count))
 
 
-def _programs(choices: Mapping[str, Any] | None) -> dict[str, Program]:
+def _programs(choices: Mapping[str, Any]) -> dict[str, Program]:
   """The programs to choose from."""
   found = {}
-  for name, given in (choices or {}).items():
+  for name, given in choices.items():
     if not name:
       raise ArgumentError("auto_layout: a name of choices is empty; that is the program itself")
     if callable(given) and not isinstance(given, Function):

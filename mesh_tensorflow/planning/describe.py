@@ -17,7 +17,7 @@ from mesh_tensorflow.meshes.mesh_impl import MeshImpl
 from mesh_tensorflow.operations.variables import Variable
 from mesh_tensorflow.planning import text
 from mesh_tensorflow.planning.cost_model import StepTime
-from mesh_tensorflow.planning.evaluation import Evaluation, Evaluator
+from mesh_tensorflow.planning.evaluation import Evaluation
 from mesh_tensorflow.planning.lowering import OperationCost
 from mesh_tensorflow.planning.machine import Machine, convert_to_machine
 from mesh_tensorflow.planning.pictures import draw_layout, draw_time
@@ -484,7 +484,7 @@ def describe(
   sharding: Any = (
     () if mesh_impl is None else (mesh_impl.state_dims, mesh_impl.reshards_after_forward)
   )
-  evaluator = Evaluator(*program.build())
+  evaluator = program.evaluator()
   evaluation = evaluator.evaluate(mesh_shape, layout, *sharding)
   loads = None
   if mesh_impl is not None and mesh_impl.size == evaluation.mesh_impl.size:

@@ -14,12 +14,13 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
-from collections.abc import Hashable, Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NoReturn
 
 import numpy as np
 import tensorflow as tf
 
+from mesh_tensorflow.errors import LayoutError
 from mesh_tensorflow.meshes.for_operations import LoweringInProgress
 from mesh_tensorflow.meshes.laid_out import LazyAllreduceSum
 from mesh_tensorflow.meshes.layout import LayoutLike
@@ -381,9 +382,9 @@ class Evaluator:
     graph: the graph.
     results: tensors that are exported, or None for those that no operation reads.
     pieces: of other programs that are alike, which must be kept meanwhile; None: new ones.
-    parts: numbers of parts, above 1, into which dimensions will be split, so far as they are known.
 
   Attributes:
+    parts: numbers of parts, above 1, into which dimensions will be split, so far as they are known.
     needed: the operations of the graph that a result or an assignment needs.
     units: these, with those of loops in place of the loops.
     kinds: of each unit.
@@ -399,9 +400,8 @@ class Evaluator:
     graph: Graph,
     results: Sequence[Tensor] | None,
     pieces: Pieces | None = None,
-    parts: Sequence[int] = (),
   ):
-    self.graph, self._parts = graph, sorted(n for n in parts if n > 1)
+    self.graph, self.parts = graph, list[int]()
     operations = graph.operations
     self.results = probable_results(operations) if results is None else list(dict.fromkeys(results))
     self._results = set(self.results)
@@ -424,14 +424,15 @@ class Evaluator:
     self.dims: dict[str, set[int]] = {}
     self.conflicts: set[frozenset[str]] = set()
     of_more: set[str] = set()
-    for one in (one for op in operations for one in [op, *inner_operations(op)]):
-      for x in reads(one) + one.outputs:
-        names = [d.name for d in x.shape]
-        if not (x.dtype.is_integer and x.shape.size <= _MOST_OF_A_SEED):
-          of_more.update(names)
-        for d in x.shape:
-          self.dims.setdefault(d.name, set()).add(int(d.size))
-        self.conflicts.update(frozenset((a, b)) for a in names for b in names if a != b)
+    every = (one for op in operations for one in [op, *inner_operations(op)])
+    tensors = (x for one in every for x in reads(one) + one.outputs)
+    for shape, dtype in dict.fromkeys((x.shape, x.dtype) for x in tensors):
+      names = shape.dimension_names
+      if not (dtype.is_integer and shape.size <= _MOST_OF_A_SEED):
+        of_more.update(names)
+      for d in shape:
+        self.dims.setdefault(d.name, set()).add(int(d.size))
+      self.conflicts.update(frozenset((a, b)) for a in names for b in names if a != b)
     self.of_seeds = set(self.dims) - of_more
     self._consumers: dict[Tensor, list[int]] = {}
     for i, unit in enumerate(self.units):
@@ -462,8 +463,13 @@ class Evaluator:
       LayoutError: the layout does not suit the program.
     """
     impl = PlanMeshImpl(mesh_shape, layout).with_sharded_state(shard_state, reshard_after_forward)
-    for op in self.graph.operations:
-      op.check_layout(impl)
+    try:
+      for kind in self._distinct:
+        kind.operation.check_layout(impl)
+    except LayoutError:
+      for op in self.graph.operations:  # The first that it does not suit is named.
+        op.check_layout(impl)
+      raise
     self.pieces.uneven = impl.uneven_names
     mesh_axes = {m.name: i for i, m in enumerate(impl.shape)}
     axes = {d: mesh_axes[m] for d, m in impl.layout_rules.pairs if m in mesh_axes}
@@ -480,6 +486,11 @@ class Evaluator:
       steps.append(step)
     memory = self._memory(steps, axes, sizes, impl)
     return Evaluation(self.graph, impl, self._costs(steps, impl), memory, set(self.dims))
+
+  @functools.cached_property
+  def _distinct(self) -> list[Kind]:
+    """The kinds of all operations, each once."""
+    return list(dict.fromkeys([*self.kinds, *self._other_kinds]))
 
   def memory(self, layout: dict[str, int], sizes: Sequence[int]) -> Memory:
     """The memory of one device.
@@ -505,11 +516,16 @@ class Evaluator:
     """
     states: dict[Tensor, Sum] = {}
     chosen = set(indices)
+    # By kind and states: equal layers are looked up once.
+    pieces: dict[tuple[int, tuple[State, ...]], Piece] = {}
     for i in indices:
       read, kind = self.units[i].reads, self.kinds[i]
       sums = [states.get(x) for x in read]
       given = tuple(None if s is None else PendingSum(s.axes, s.executed) for s in sums)
-      piece = self.pieces.piece(kind, own_part(kind, layout), sizes, given)
+      piece = pieces.get((kind.number, given))
+      if piece is None:
+        piece = self.pieces.piece(kind, own_part(kind, layout), sizes, given)
+        pieces[kind.number, given] = piece
       step = Step(i, piece, given, [])
       for j in piece.executed:
         _execute(sums[j], step, read[j] if read[j] in self._in_shards else None)
@@ -554,11 +570,14 @@ class Evaluator:
 
   def _costs(self, steps: Sequence[Step], impl: PlanMeshImpl) -> dict[Operation, OperationCost]:
     costs: dict[Operation, OperationCost] = {}
+    repeated: dict[Hashable, int] = {}
 
-    def cost_of(op: Operation, times: int, unbounded: bool) -> OperationCost:
+    def cost_of(op: Operation, times: int, unbounded: bool, alike: Hashable) -> OperationCost:
       if op not in costs:
         cost = OperationCost(op.name, type(op).__name__, times=times, in_unbounded_loop=unbounded)
-        cost.repeated = _repeated(op, impl)
+        if alike not in repeated:
+          repeated[alike] = _repeated(op, impl)
+        cost.repeated = repeated[alike]
         costs[op] = cost
       return costs[op]
 
@@ -566,11 +585,13 @@ class Evaluator:
       unit = self.units[step.index]
       block = self._inlined.blocks[unit.block]
       if block.loop is not None:  # A loop comes before its operations.
-        cost_of(block.loop, block.times, block.unbounded)
+        cost_of(block.loop, block.times, block.unbounded, block.loop)
       members = [unit.reported, *inner_operations(unit.operation)]
       for member, one in zip(step.piece.members, step.piece.costs):
         unbounded = unit.unbounded or one.in_unbounded_loop
-        cost = cost_of(members[member], unit.times * one.times, unbounded)
+        own = member or unit.reported is unit.operation
+        alike = (self.kinds[step.index].number, member) if own else unit.reported
+        cost = cost_of(members[member], unit.times * one.times, unbounded, alike)
         cost.collectives += one.collectives
         cost.work.add(one.work)
       for s in step.sums:
@@ -755,12 +776,12 @@ class Evaluator:
     """Each dimension of each kind split alone: what forbids it, and which outputs are pending."""
     forbidden: dict[str, str] = {}
     made: dict[int, list[bool]] = {}
-    for kind in dict.fromkeys([*self.kinds, *self._other_kinds]):
+    for kind in self._distinct:
       read = reads(kind.operation)
       made[kind.number] = [False] * len(kind.operation.outputs)
       for name in sorted(kind.dims):
         # By one that will be asked for, nothing is lowered twice.
-        suits = (n for n in self._parts if all(size % n == 0 for size in kind.dims[name]))
+        suits = (n for n in self.parts if all(size % n == 0 for size in kind.dims[name]))
         factor = next(suits, 0) or kind.smallest_factor([name])
         if not factor:
           continue
@@ -805,7 +826,7 @@ class Evaluator:
     return tuple(key)
 
   @functools.cached_property
-  def _bound_amounts(self) -> tuple[list[frozenset[str]], np.ndarray]:
+  def bound_amounts(self) -> tuple[list[frozenset[str]], np.ndarray]:
     """Sets of dimensions, and live bytes by program point and set, with nothing split.
 
     Splitting only divides a buffer: a layout that communicates has more buffers, not fewer.
@@ -827,27 +848,6 @@ class Evaluator:
       rows.append(row)
     sets = list(dict.fromkeys(names for row in rows for names in row))
     return sets, np.array([[row.get(names, 0) for names in sets] for row in rows], float)
-
-  def least_memory(
-    self,
-    layout: Mapping[str, int | None],
-    domains: Mapping[str, set[int]],
-    sizes: Sequence[int],
-    in_shards: bool = False,
-  ) -> float:
-    """Lower bound of the bytes per device of every layout that extends a partial one.
-
-    Args:
-      layout: by name of each decided dimension the mesh axis that splits it, or None.
-      domains: by name of a dimension the mesh axes that may split it.
-      sizes: of the mesh axes.
-      in_shards: whether variables, and gradients of them, are in shards over all mesh axes.
-    """
-    if in_shards:
-      return sum(bytes_of_variable(v) for v in self.variables) / math.prod(sizes)
-    sets, amounts = self._bound_amounts
-    parts = np.array([most_parts(s, layout, domains, sizes) for s in sets], float)
-    return float((amounts / parts).sum(axis=1).max()) if len(parts) else 0.0
 
 
 def _execute(pending: Sum | None, step: Step, of_shards: Tensor | None = None) -> None:
@@ -931,7 +931,7 @@ def own_part(kind: Kind, layout: dict[str, int]) -> Assignment:
     kind: of the operation.
     layout: mesh axis by dimension name.
   """
-  return tuple((d, layout[d]) for d in sorted(kind.dims) if d in layout)
+  return tuple((d, layout[d]) for d in kind.names if d in layout)
 
 
 def bytes_of_variable(v: Variable) -> int:
@@ -940,7 +940,7 @@ def bytes_of_variable(v: Variable) -> int:
 
 
 def most_parts(
-  names: frozenset[str],
+  names: Iterable[str],
   layout: Mapping[str, int | None],
   domains: Mapping[str, set[int]],
   sizes: Sequence[int],
@@ -973,8 +973,9 @@ def _repeated(op: Operation, impl: PlanMeshImpl) -> int:
 
 def _vector_product_flops(op: Operation, repeated: int, impl: PlanMeshImpl) -> int:
   """FLOPs of a matrix-vector product, which is lowered to a multiply and a sum; else 0."""
+  if type(op).__name__ != "EinsumOperation" or len(op.inputs) < 2:
+    return 0
   dims = {d for x in op.inputs for d in x.shape}
-  reduced = dims - {d for x in op.outputs for d in x.shape}
-  if not reduced or type(op).__name__ != "EinsumOperation" or len(op.inputs) < 2:
+  if not dims - {d for x in op.outputs for d in x.shape}:
     return 0
   return 2 * math.prod(d.size for d in dims) * repeated // impl.size

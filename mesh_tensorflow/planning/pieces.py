@@ -184,6 +184,11 @@ class Kind:
   on_all_axes: bool = False
   elementwise: Elementwise | None = None
 
+  @functools.cached_property
+  def names(self) -> tuple[str, ...]:
+    """The names of `dims`, sorted."""
+    return tuple(sorted(self.dims))
+
   def smallest_factor(self, names: Sequence[str]) -> int:
     """Smallest number of parts above 1 that all sizes of some dimensions divide into; 0 if none."""
     common = math.gcd(*(n for d in names for n in self.dims[d]))
@@ -243,7 +248,8 @@ class Pieces:
     # A reshape sums only the part of a pending sum that it needs, if nobody needs the rest.
     shared = shared and isinstance(op, ReshapeOperation)
     key = (kind_of(op), in_loop, shared)
-    if key not in self.kinds:
+    kind = self.kinds.get(key)
+    if kind is None:
       dims: dict[str, set[int]] = {}
       every = [op, *inner_operations(op)]
       everywhere = any(getattr(one, "exchanges_over_whole_mesh", False) for one in every)
@@ -252,8 +258,7 @@ class Pieces:
         for shape in [*shapes, *(v.shape for v in _variables_of(one))]:
           for d in shape:
             dims.setdefault(d.name, set()).add(int(d.size))
-      kind = Kind(op, dims, len(self.kinds), in_loop, shared, everywhere)
-      self.kinds[key] = kind
+      self.kinds[key] = kind = Kind(op, dims, len(self.kinds), in_loop, shared, everywhere)
       if _is_elementwise(op):
         group = self._elementwise.setdefault(
           _without_shape(key[0], op.outputs[0].shape), Elementwise()
@@ -261,7 +266,7 @@ class Pieces:
         kind.elementwise = group
         if group.leader is None and any(kind.smallest_factor([d]) for d in kind.dims):
           group.leader = kind
-    return self.kinds[key]
+    return kind
 
   def piece(
     self, kind: Kind, assignment: Assignment, sizes: Sequence[int], states: tuple[State, ...]

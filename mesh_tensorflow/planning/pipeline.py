@@ -31,6 +31,9 @@ from mesh_tensorflow.program.graph import Graph, Operation, Tensor, reads
 from mesh_tensorflow.running.pipeline import Stages, divided
 from mesh_tensorflow.running.segments import Segment, is_pipeline
 
+# Number of elements of a slice of a shape.
+_SizeOf = Callable[[Shape], int]
+
 # Cuts whose longest stages differ by less take the same time.
 _SAME = 1e-9
 # A cut that is not into equal numbers must make the longest stage shorter by this part: less is
@@ -373,6 +376,11 @@ class Blocks:
     return own
 
   @functools.cached_property
+  def _held(self) -> list[tuple[list[Tensor], list[Tensor]]]:
+    """What the segments of each mesh add up over the microbatches, and what they keep."""
+    return [(self._summed(own), self._kept(own)) for own in self._own]
+
+  @functools.cached_property
   def _outside(self) -> list[list[Operation]]:
     """The operations of each mesh outside of the pipeline."""
     inside = set(self._loop.inner_operations)
@@ -437,9 +445,10 @@ class Blocks:
       machine: the machine, or None.
     """
     tasks = dict(zip(self._parts.segments, self._parts.tasks))
+    size_of: _SizeOf = functools.cache(impl.slice_size)
     result = []
-    for mesh, own, outside, variables in zip(
-      self.meshes, self._own, self._outside, self._variables
+    for mesh, own, outside, variables, (summed, kept) in zip(
+      self.meshes, self._own, self._outside, self._variables, self._held
     ):
       seconds = {"F": 0.0, "B": 0.0, "W": 0.0}
       for s in own:
@@ -447,8 +456,6 @@ class Blocks:
         seconds["B" if kind == "FB" else kind] += self._seconds(
           s.operations, impl, costs, machine, self.microbatches
         )
-      summed = self._summed(own)
-      kept = self._kept(own)
       result.append(
         Block(
           name=mesh.name,
@@ -459,9 +466,9 @@ class Blocks:
           variables=sum(
             v.stored_impl(impl).slice_size(v.shape) * v.slice_dtype.size for v in variables
           ),
-          gradients=sum(_bytes(x, impl) for x in summed),
-          kept=sum(_bytes(x, impl) for x in kept),
-          transient=max(self._transient(s, {*summed, *kept}, impl) for s in own),
+          gradients=sum(_bytes(x, size_of) for x in summed),
+          kept=sum(_bytes(x, size_of) for x in kept),
+          transient=max(self._transient(s, {*summed, *kept}, size_of) for s in own),
         )
       )
     return result
@@ -671,7 +678,7 @@ class Blocks:
     return {r for r in self._parts.order if isinstance(r, Reshard)}
 
   @staticmethod
-  def _transient(s: Segment, others: set[Tensor], impl: PlanMeshImpl) -> int:
+  def _transient(s: Segment, others: set[Tensor], size_of: _SizeOf) -> int:
     """The most bytes at any time of what a segment makes, without `others`."""
     last: dict[Tensor, int] = {}
     for i, op in enumerate(s.operations):
@@ -686,10 +693,10 @@ class Blocks:
         continue
       for x in op.outputs:
         if x not in others:
-          now += _bytes(x, impl)
+          now += _bytes(x, size_of)
           live.setdefault(max(last.get(x, i), i), []).append(x)
       most = max(most, now)
-      now -= sum(_bytes(x, impl) for x in live.pop(i, ()))
+      now -= sum(_bytes(x, size_of) for x in live.pop(i, ()))
     return most
 
 
@@ -729,8 +736,8 @@ def _mesh_of(x: Any) -> Any:
   return x.mesh
 
 
-def _bytes(x: Tensor, impl: PlanMeshImpl) -> int:
-  return int(impl.slice_size(x.shape)) * int(x.dtype.size)
+def _bytes(x: Tensor, size_of: _SizeOf) -> int:
+  return int(size_of(x.shape)) * int(x.dtype.size)
 
 
 def _at_once(machine: Machine, stages: int) -> int:

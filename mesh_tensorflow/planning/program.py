@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import contextlib
+import threading
+from collections.abc import Iterator, Sequence
 
 import tensorflow as tf
 
@@ -11,9 +13,47 @@ from mesh_tensorflow.errors import GraphError
 from mesh_tensorflow.meshes.mesh_impl import MeshImpl
 from mesh_tensorflow.meshes.placement.mesh_impl import PlacementMeshImpl
 from mesh_tensorflow.meshes.simd.mesh_impl import SimdMeshImpl
+from mesh_tensorflow.planning.evaluation import Evaluator
 from mesh_tensorflow.planning.machine import Machine
+from mesh_tensorflow.planning.pieces import Pieces
 from mesh_tensorflow.program.graph import Graph, Tensor
 from mesh_tensorflow.running.function import Function, TensorSpec
+
+
+class Reading:
+  """Programs that have been read, for several plans of them; see `read_once`.
+
+  Attributes:
+    pieces: those of all programs.
+    evaluators: of functions.
+  """
+
+  def __init__(self) -> None:
+    self.pieces = Pieces()
+    self.evaluators: dict[Function, Evaluator] = {}
+
+
+class _OpenReading(threading.local):
+  """That of the `read_once` that this thread has opened."""
+
+  reading: Reading | None = None
+
+
+_OPEN = _OpenReading()
+
+
+@contextlib.contextmanager
+def read_once() -> Iterator[Reading]:
+  """Context manager: programs that are planned several times are read, and lowered, once.
+
+  What the functions depend on must not change meanwhile. Inside of another one it is that one.
+  """
+  outer = _OPEN.reading
+  _OPEN.reading = outer or Reading()
+  try:
+    yield _OPEN.reading
+  finally:
+    _OPEN.reading = outer
 
 
 class Program:
@@ -63,6 +103,21 @@ class Program:
       return self._graph, self._results
     graph, _, returned = self._function.build_graph()
     return graph, [t for t in tf.nest.flatten(returned) if isinstance(t, Tensor)]
+
+  def evaluator(self, parts: Sequence[int] = ()) -> Evaluator:
+    """Reads the program, unless that was done in the same `read_once`.
+
+    Args:
+      parts: see `Evaluator`.
+    """
+    with read_once() as reading:
+      found = None if self._function is None else reading.evaluators.get(self._function)
+      if found is None:
+        found = Evaluator(*self.build(), reading.pieces)
+        if self._function is not None:
+          reading.evaluators[self._function] = found
+      found.parts = sorted(n for n in parts if n > 1) or found.parts
+      return found
 
 
 def implementation_of(mesh_impl: MeshImpl | None) -> str | None:

@@ -20,16 +20,24 @@ import dataclasses
 import itertools
 import math
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
+
+import numpy as np
 
 from mesh_settings.hints import did_you_mean
 from mesh_tensorflow.errors import LayoutError
 from mesh_tensorflow.meshes.layout import LayoutRules
 from mesh_tensorflow.planning.cost_model import Seconds, Work, step_time, work_seconds
-from mesh_tensorflow.planning.evaluation import Chain, Evaluator, Memory, most_parts
+from mesh_tensorflow.planning.evaluation import (
+  Chain,
+  Evaluator,
+  Memory,
+  bytes_of_variable,
+  most_parts,
+)
 from mesh_tensorflow.planning.lowering import inner_operations
-from mesh_tensorflow.planning.machine import Machine
+from mesh_tensorflow.planning.machine import Link, Machine
 from mesh_tensorflow.planning.pipeline import Blocks
 from mesh_tensorflow.program.dimensions import Dimension, Shape
 from mesh_tensorflow.program.graph import Tensor
@@ -37,6 +45,8 @@ from mesh_tensorflow.program.graph import Tensor
 # Layouts that differ by less, in time and in memory, and only by rules that one has besides, are
 # one: these rules match nothing of weight.
 _ALIKE = 1e-3
+# In place of a mesh axis: of a dimension that is not decided.
+_FREE = -1
 
 
 class BranchAndBound:
@@ -205,6 +215,50 @@ class Best:
     self.found = sorted([*others, found], key=Found.order)[: self.count]
 
 
+@dataclasses.dataclass(frozen=True)
+class Group:
+  """Chains of the same dimensions, which a layout assigns alike.
+
+  Attributes:
+    dims: names of their dimensions.
+    chains: the chains, those with most work first.
+    left: at i, for the chains from the i-th on, unsplit on one device, the seconds of work that
+      splitting divides, and of launches, which it does not.
+    in_loop: whether they run in a loop.
+    everywhere: whether they exchange over mesh axes that split nothing of them, too.
+  """
+
+  dims: tuple[str, ...]
+  chains: list[Chain]
+  left: list[tuple[float, float]]
+  in_loop: bool
+  everywhere: bool
+
+  @property
+  def weight(self) -> float:
+    """Seconds of all work."""
+    return sum(self.left[0])
+
+  def least(self, parts: int, first: int = 0) -> float:
+    """Lower bound of the seconds of the chains from `first` on, in at most so many parts."""
+    dividing, fixed = self.left[first]
+    return dividing / parts + fixed
+
+
+def _group(
+  dims: tuple[str, ...],
+  members: Sequence[tuple[Chain, tuple[float, float]]],
+  in_loop: bool,
+  everywhere: bool,
+) -> Group:
+  """A group of chains, each with its seconds, unsplit, of work and of launches."""
+  ordered = sorted(members, key=lambda member: -sum(member[1]))
+  left = [(0.0, 0.0)]
+  for _, (dividing, fixed) in reversed(ordered):
+    left.append((left[-1][0] + dividing, left[-1][1] + fixed))
+  return Group(dims, [chain for chain, _ in ordered], left[::-1], in_loop, everywhere)
+
+
 class ChainTimes:
   """Seconds of the chains of a program on a machine.
 
@@ -213,39 +267,80 @@ class ChainTimes:
     machine: the machine.
 
   Attributes:
-    whole: of each chain, unsplit on one device, the seconds of work that splitting divides, and of
-      launches, which it does not.
+    groups: all chains.
+    weights: by name of a dimension the seconds of work, unsplit, of all chains that have it.
   """
 
   def __init__(self, evaluator: Evaluator, machine: Machine):
     self.evaluator, self.machine = evaluator, machine
-    self._seconds: dict[tuple[object, ...], Seconds | None] = {}
-    self.whole: list[tuple[float, float]] = []
+    self._seconds: dict[Hashable, Seconds | None] = {}
+    self._links: dict[Link, int] = {}
+    self.weights: dict[str, float] = dict.fromkeys(evaluator.dims, 0.0)
+    groups: dict[tuple[tuple[str, ...], bool, bool], list[tuple[Chain, tuple[float, float]]]] = {}
     for chain in evaluator.chains:
-      dividing = fixed = 0.0
-      for step in evaluator.walk(chain.units, {}, []):
-        for cost in step.piece.costs:
-          seconds = work_seconds(cost.work, machine, 1)
-          runs = cost.times * evaluator.units[step.index].times
-          dividing += (seconds.seconds - seconds.launches) * runs
-          fixed += seconds.launches * runs
-      self.whole.append((dividing * chain.count, fixed * chain.count))
+      whole = self._whole(chain)
+      for d in chain.dims:
+        self.weights[d] = self.weights.get(d, 0.0) + sum(whole)
+      in_loop = any(evaluator.units[i].block for i in chain.units)
+      everywhere = any(evaluator.kinds[i].on_all_axes for i in chain.units)
+      groups.setdefault((tuple(chain.dims), in_loop, everywhere), []).append((chain, whole))
+    self.groups = [
+      _group(dims, members, in_loop, everywhere)
+      for (dims, in_loop, everywhere), members in groups.items()
+    ]
+
+  def _whole(self, chain: Chain) -> tuple[float, float]:
+    dividing = fixed = 0.0
+    for step in self.evaluator.walk(chain.units, {}, []):
+      for cost in step.piece.costs:
+        seconds = work_seconds(cost.work, self.machine, 1)
+        runs = cost.times * self.evaluator.units[step.index].times
+        dividing += (seconds.seconds - seconds.launches) * runs
+        fixed += seconds.launches * runs
+    return dividing * chain.count, fixed * chain.count
+
+  def axes(self, mesh_shape: Shape) -> list[tuple[int, int]]:
+    """Of each mesh axis its size and the number of its link: what times depend on.
+
+    Args:
+      mesh_shape: the mesh shape.
+    """
+    links = [self.machine.link(mesh_shape, a) for a in range(mesh_shape.ndims)]
+    return [
+      (m.size, self._links.setdefault(x, len(self._links))) for m, x in zip(mesh_shape, links)
+    ]
 
   def chain(
-    self, number: int, layout: Mapping[str, int | None], mesh_shape: Shape
+    self,
+    group: Group,
+    number: int,
+    own: Sequence[int | None],
+    mesh_shape: Shape,
+    axes: Sequence[tuple[int, int]],
   ) -> Seconds | None:
     """The time of all chains like one; None if the layout does not suit it.
 
     Args:
-      number: of the chain.
-      layout: mesh axis by dimension name, or None for whole.
+      group: its group.
+      number: its number there.
+      own: the mesh axis, or None for whole, of each dimension.
       mesh_shape: the mesh shape.
+      axes: of the mesh, by `axes`.
     """
-    chain = self.evaluator.chains[number]
-    own = {d: a for d in chain.dims if (a := layout.get(d)) is not None}
-    key = (number, tuple(sorted(own.items())), tuple(mesh_shape.to_integer_list))
+    # On meshes that differ in other axes it is the same.
+    used = sorted({a for a in own if a is not None})
+    if group.everywhere:
+      used = list(range(len(axes)))
+    chain = group.chains[number]
+    key = (
+      id(chain),
+      tuple(None if a is None else used.index(a) for a in own),
+      tuple(axes[a] for a in used),
+      mesh_shape.size,
+    )
     if key not in self._seconds:
-      self._seconds[key] = self._time(chain, own, mesh_shape)
+      layout = {d: a for d, a in zip(group.dims, own) if a is not None}
+      self._seconds[key] = self._time(chain, layout, mesh_shape)
     return self._seconds[key]
 
   def _time(self, chain: Chain, layout: dict[str, int], mesh_shape: Shape) -> Seconds | None:
@@ -290,16 +385,15 @@ class InStages:
   blocks: Blocks
   count: int
 
-  def share(self, chain: Chain, times: ChainTimes) -> float:
-    """The least part of the time of a chain, all work of all stages, in that of a step.
+  def share(self, group: Group, machine: Machine) -> float:
+    """The least part of the time of some chains, all work of all stages, in that of a step.
 
     Args:
-      chain: of the program.
-      times: those of its chains.
+      group: the chains.
+      machine: the machine.
     """
-    part = 1.0 if times.machine.shared else 1 / self.count
-    units = times.evaluator.units
-    if not any(units[i].block for i in chain.units):
+    part = 1.0 if machine.shared else 1 / self.count
+    if not group.in_loop:
       return part
     # While the pipeline fills and drains a stage waits for the others.
     waits = (self.count - 1) / self.blocks.microbatches
@@ -363,21 +457,24 @@ class Search(BranchAndBound):
     self.memory_limit, self.best, self.for_memory = memory_limit, best, for_memory
     self.most_idle, self.settings = most_idle, settings
     self._share = mesh.shape.size if times.machine.shared else 1
-    self._names = [frozenset(c.dims) for c in self.evaluator.chains]
-    # The part of the time of each chain in that of a step.
-    chains = self.evaluator.chains
-    self._shares = [1.0 if stages is None else stages.share(c, times) for c in chains]
-    weight = {
-      d: sum(sum(w) for w, names in zip(times.whole, self._names) if d in names)
+    self._axes = times.axes(mesh.shape)
+    self._groups = times.groups
+    # The part of the time of each group in that of a step.
+    self._shares = [1.0 if stages is None else stages.share(g, times.machine) for g in self._groups]
+    # By group and mesh axes: lower bounds of its time, and times.
+    self._bounds: dict[tuple[int, tuple[int | None, ...]], float] = {}
+    self._times: dict[tuple[int, tuple[int | None, ...]], Seconds | None] = {}
+    free = [
+      d
       for d in mesh.domains
       if mesh.domains[d] and d not in mesh.fixed and d not in self.evaluator.of_seeds
-    }
+    ]
     # The dimensions that most of the work has first: they decide most.
-    super().__init__(sorted(weight, key=lambda d: (-weight[d], d)), deadline)
+    super().__init__(sorted(free, key=lambda d: (-times.weights[d], d)), deadline)
     self._touching = {
       d: sorted(
-        (i for i, names in enumerate(self._names) if d in names),
-        key=lambda i: -sum(times.whole[i]),
+        (i for i, group in enumerate(self._groups) if d in group.dims),
+        key=lambda i: -self._groups[i].weight,
       )
       for d in self.order
     }
@@ -387,7 +484,7 @@ class Search(BranchAndBound):
     free = set(self.order)
     layout: dict[str, int | None] = {d: None for d in self.evaluator.dims if d not in free}
     layout.update(self.fixed)
-    values = [self._value(i, layout) for i in range(len(self._names))]
+    values = [self._value(i, layout) for i in range(len(self._groups))]
     least = sum(v for v in values if v is not None)
     if None not in values and not self.for_memory and least >= self.limit:
       return
@@ -397,7 +494,7 @@ class Search(BranchAndBound):
       for good in self._climbed():
         self.consider(good)
     if None not in values:
-      self.descend(layout, (values, least))
+      self.descend(layout, (values, least, self._split_of(layout)))
 
   def _simplest(self) -> Iterator[dict[str, int | None]]:
     """Yields the layout of the fixed rules, and it with the costliest dimension split, too.
@@ -436,45 +533,106 @@ class Search(BranchAndBound):
   def _seconds(self, layout: Mapping[str, int | None]) -> Seconds | None:
     """The time of a layout, in which what is not decided is whole; None if it does not suit."""
     total = Seconds()
-    for i in range(len(self._names)):
-      seconds = self.times.chain(i, layout, self.mesh_shape)
+    for i, group in enumerate(self._groups):
+      seconds = self._time(i, tuple([layout.get(d) for d in group.dims]))
       if seconds is None:
         return None
-      total += seconds * self._shares[i]
+      total += seconds
     return total
 
-  def _value(self, i: int, layout: Mapping[str, int | None]) -> float | None:
-    """Lower bound of the cost of a chain; None if the layout does not suit it."""
-    names = self._names[i]
-    if not self.for_memory and all(d in layout for d in names):
-      seconds = self.times.chain(i, layout, self.mesh_shape)
-      return None if seconds is None else seconds.lower_bound * self._shares[i]
-    dividing, fixed = self.times.whole[i]
-    parts = most_parts(names, layout, self.domains, self.sizes)
-    return (dividing / parts + fixed) * self._share * self._shares[i]
+  def _time(self, i: int, own: tuple[int | None, ...], room: float = math.inf) -> Seconds | None:
+    """The time of a group whose dimensions are decided; None if the layout does not suit it.
+
+    Args:
+      i: number of the group.
+      own: the mesh axis of each dimension.
+      room: seconds above which nobody asks for the time, which is then a part of it.
+    """
+    if (i, own) in self._times:
+      return self._times[i, own]
+    group, total, result = self._groups[i], Seconds(), None
+    parts = math.prod(self.sizes[a] for a in {*own} if a is not None)
+    for number in range(len(group.chains)):
+      seconds = self.times.chain(group, number, own, self.mesh_shape, self._axes)
+      if seconds is None:
+        break
+      total += seconds * self._shares[i]
+      rest = group.least(parts, number + 1) * self._share * self._shares[i]
+      if total.lower_bound + rest >= room:
+        return total + Seconds(rest)
+    else:
+      result = total
+    self._times[i, own] = result
+    return result
+
+  def _value(
+    self, i: int, layout: Mapping[str, int | None], room: float = math.inf
+  ) -> float | None:
+    """Lower bound of the cost of a group; None if the layout does not suit it.
+
+    Args:
+      i: number of the group.
+      layout: mesh axis by dimension name, or None for whole.
+      room: see `_time`.
+    """
+    group = self._groups[i]
+    own = tuple([layout.get(d, _FREE) for d in group.dims])
+    if not self.for_memory and _FREE not in own:
+      seconds = self._time(i, own, room)
+      return None if seconds is None else seconds.lower_bound
+    if (i, own) not in self._bounds:
+      parts = most_parts(group.dims, layout, self.domains, self.sizes)
+      self._bounds[i, own] = group.least(parts) * self._share * self._shares[i]
+    return self._bounds[i, own]
 
   @property
   def limit(self) -> float:
     return self.best.bound
 
   def bound(self, d: str, layout: dict[str, int | None], state: Any) -> tuple[float, Any] | None:
-    least = self.evaluator.least_memory(layout, self.domains, self.sizes, self._sharded)
+    before, total, parts = state
+    parts = self._split_of(layout, d, parts)
+    least = self._least_memory(parts)
     if self.for_memory:
-      return least, state
+      return least, (before, total, parts)
     if self.memory_limit is not None and least / self._parts > self.memory_limit:
       self.short_of_memory = True
       return None
-    before, total = state
     values = list(before)
     for i in self._touching[d]:
-      value = self._value(i, layout)
+      value = self._value(i, layout, self.best.bound - total + values[i])
       if value is None:
         return None
       total += value - values[i]
       if total >= self.best.bound:
         return None
       values[i] = value
-    return total, (values, total)
+    return total, (values, total, parts)
+
+  def _split_of(
+    self, layout: Mapping[str, int | None], d: str | None = None, before: np.ndarray | None = None
+  ) -> np.ndarray:
+    """Most parts of tensors of each set of dimensions of `Evaluator.bound_amounts`.
+
+    Args:
+      layout: mesh axis by dimension name, or None for whole, of those that are decided.
+      d: what has been decided since `before`; None: all.
+      before: the parts before that.
+    """
+    sets, _ = self.evaluator.bound_amounts
+    parts = np.ones([len(sets)]) if before is None else before.copy()
+    for i, names in enumerate(sets):
+      if d is None or d in names:
+        parts[i] = most_parts(names, layout, self.domains, self.sizes)
+    return parts
+
+  def _least_memory(self, parts: np.ndarray) -> float:
+    """Lower bound of the bytes per device, of tensors in at most so many parts."""
+    if self._sharded:
+      # Variables, and gradients of them, may be in shards over all mesh axes.
+      return sum(map(bytes_of_variable, self.evaluator.variables)) / math.prod(self.sizes)
+    _, amounts = self.evaluator.bound_amounts
+    return float((amounts / parts).sum(axis=1).max()) if len(parts) else 0.0
 
   def choices(self, d: str, layout: Mapping[str, int | None]) -> Iterable[int | None]:
     conflicts = self.evaluator.conflicts
@@ -482,10 +640,10 @@ class Search(BranchAndBound):
     used = {a for a in layout.values() if a is not None}
     named = any(a is not None for a in self.fixed.values())
     yield None
-    seen: set[tuple[int, object]] = set()
+    seen: set[tuple[int, int]] = set()
     for axis in sorted(self.domains[d] - taken):
       # Symmetry: of equivalent idle mesh axes only the first is tried.
-      alike = (self.sizes[axis], self.times.machine.link(self.mesh_shape, axis))
+      alike = self._axes[axis]
       if axis not in used and not named:
         if alike in seen:
           continue

@@ -250,7 +250,7 @@ def propose_shares(
   shape = convert_to_shape(mesh_shape)
   found = machine_of(found, impl, shape.size)
   sharding: Any = () if impl is None else (impl.state_dims, impl.reshards_after_forward)
-  evaluator = Evaluator(*program.build())
+  evaluator = program.evaluator()
   return chosen_shares(evaluator, found, shape, layout, sharding, dimension, most)
 
 

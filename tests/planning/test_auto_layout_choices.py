@@ -5,6 +5,7 @@ import tensorflow as tf
 
 import mesh_tensorflow as mtf
 from mesh_tensorflow.errors import ArgumentError, LayoutError, OutOfMemoryError
+from mesh_tensorflow.planning.program import read_once
 from tests.planning.test_auto_layout import MACHINE, check_against_whole
 
 MESH = "r:4"
@@ -113,8 +114,51 @@ def test_a_program_that_is_only_made_when_it_is_looked_at_and_wrong_names():
   found = find({"": training_step(layers=1), "microbatches=2": make}, 1e9, fixed="batch:r")
   assert len(made) == 1 and ("batch", "r") in found.layout.pairs
   assert {c.settings for c in (found, *found.alternatives)} == {"", "microbatches=2"}
+  with pytest.raises(ArgumentError, match="when_short names 'recompute', which is none of choices"):
+    find({"": training_step(layers=1)}, 1e9, when_short=["recompute"])
   with pytest.raises(ArgumentError, match="a name of choices is empty"):
     mtf.auto_layout(training_step(layers=1), devices=2, choices={"": training_step(layers=1)})
+
+
+def test_what_only_saves_memory_is_read_where_memory_is_short():
+  made = []
+
+  def recomputed():
+    made.append(training_step(batch=4096, recompute=True))
+    return made[-1]
+
+  def found(limit):
+    programs = {"": training_step(batch=4096), "recompute": recomputed}
+    return find(programs, limit, fixed="batch:r", when_short=["recompute"])
+
+  free = found(1e9)
+  assert (free.settings, made) == ("", [])
+  short = found(free.memory - 1)
+  assert (short.settings, len(made)) == ("recompute", 1)
+  assert short.proven and short.seconds > free.seconds and short.memory < free.memory
+
+
+def test_programs_that_are_planned_several_times_are_read_once():
+  made = []
+  impl = mtf.PlacementMeshImpl("all:1", "", [""])
+
+  @mtf.function(impl, [mtf.TensorSpec([("batch", 8), ("io", 16)])])
+  def step(x):
+    made.append(x)
+    w = mtf.get_variable(x.mesh, "w", [x.shape[1], mtf.Dimension("out", 16)])
+    return mtf.reduce_sum(mtf.einsum([x, w], output_shape=[x.shape[0], w.shape[1]]))
+
+  def planned():
+    reports = [mtf.describe(step, rules, "r:4", machine=MACHINE) for rules in ("batch:r", "io:r")]
+    choice = mtf.auto_layout(step, mesh_shape="r:4", machine=MACHINE)
+    costs = [(r.seconds, r.memory.total, r.bytes_moved()) for r in reports]
+    return costs, [(c.seconds, c.layout) for c in (choice, *choice.alternatives)]
+
+  expected = planned()
+  assert len(made) == 3
+  with read_once(), read_once():
+    assert planned() == expected
+  assert len(made) == 4
 
 
 def test_a_program_that_no_mesh_suits_is_left_out():

@@ -79,6 +79,18 @@ def _take_out(value: object, x: mtf.Tensor, start: int) -> bool:
   return uses_variables
 
 
+def as_names(names: str | Sequence[str]) -> tuple[str, ...]:
+  """The names of which one may be given by itself."""
+  return (names,) if isinstance(names, str) else tuple(names)
+
+
+def _subclasses(cls: type) -> Iterator[type]:
+  own: list[type] = cls.__subclasses__()
+  for one in own:
+    yield one
+    yield from _subclasses(one)
+
+
 _LOG = logging.getLogger("mesh_tensorflow")
 
 Sublayer = Callable[[mtf.Tensor, "SublayerStack", Context], mtf.Tensor]
@@ -171,11 +183,13 @@ class LayerStack(SublayerStack):
       norms are called `layer_norm` and `final_layer_norm`.
     norm_epsilon: see `dropout_rate`. Its value has no effect: the epsilon is that of
       `sublayer_rms_norm`.
-    recompute_grads: whether training computes each layer again in the backward pass instead of
-      keeping its activations.
+    recompute_grads: which layers training computes again in the backward pass instead of keeping
+      their activations: all, none, or those of the named classes, such as "DenseReluDense" or
+      ("SelfAttention", "EncDecAttention").
 
   Raises:
-    ConfigError: one of dropout_rate and norm_epsilon is None and the other is not.
+    ConfigError: one of dropout_rate and norm_epsilon is None and the other is not; or
+      recompute_grads names something else than a class of layers.
   """
 
   def __init__(
@@ -186,10 +200,11 @@ class LayerStack(SublayerStack):
     sublayers_final: Sequence[Sublayer] | None = None,
     dropout_rate: float | None = None,
     norm_epsilon: float | None = None,
-    recompute_grads: bool = False,
+    recompute_grads: bool | str | Sequence[str] = False,
   ):
     super().__init__(layers, sublayers_initial, sublayers_per_layer, sublayers_final)
     self.recompute_grads = recompute_grads
+    self._check_recomputed()
     if (dropout_rate is None) != (norm_epsilon is None):
       raise errors.ConfigError(
         f"LayerStack: set both dropout_rate (={dropout_rate}) and norm_epsilon (={norm_epsilon}), "
@@ -197,6 +212,30 @@ class LayerStack(SublayerStack):
       )
     if dropout_rate is not None and norm_epsilon is not None:
       self._legacy_init(dropout_rate, norm_epsilon)
+
+  def _check_recomputed(self) -> None:
+    """Raises ConfigError if classes of layers are to be recomputed that there are not."""
+    if isinstance(self.recompute_grads, bool):
+      return
+    # Gin binds it for all stacks of a model: that of an encoder has no EncDecAttention.
+    known = {cls.__name__ for cls in _subclasses(TransformerLayer)}
+    for name in as_names(self.recompute_grads):
+      if name not in known:
+        own = ", ".join(dict.fromkeys(type(layer).__name__ for layer in self.layers))
+        raise errors.ConfigError(
+          f"{type(self).__name__}.recompute_grads: {name!r} is no class of layers; this stack has "
+          f"{own}; True is all"
+        )
+
+  def recomputes(self, layer: TransformerLayer) -> bool:
+    """True if training computes a layer again in the backward pass.
+
+    Args:
+      layer: a layer of this stack.
+    """
+    if isinstance(self.recompute_grads, bool):
+      return self.recompute_grads
+    return type(layer).__name__ in as_names(self.recompute_grads)
 
   def _legacy_init(self, dropout_rate: float, norm_epsilon: float) -> None:
     self.dropout_rate = dropout_rate
@@ -232,7 +271,7 @@ class LayerStack(SublayerStack):
     context.layer_outputs.append(x)
     for i, layer in enumerate(self._layers):
       with mtf.variable_scope(layer.name or ""), stages.of_layer(context, i):
-        if self.recompute_grads and context.train:
+        if context.train and self.recomputes(layer):
           x = self._recomputed_layer(x, layer, context)
         else:
           x = self._layer_fn(x, layer, context)
@@ -348,8 +387,18 @@ class ReversibleLayerStack(LayerStack):
 
   The constructor's arguments are those of `LayerStack`; `recompute_grads` makes training compute
   the activations again in the backward pass, each layer's inputs from its outputs, so that
-  none need to be kept.
+  none need to be kept: all of them, or none.
+
+  Raises:
+    ConfigError: recompute_grads names classes of layers.
   """
+
+  def _check_recomputed(self) -> None:
+    if not isinstance(self.recompute_grads, bool):
+      raise errors.ConfigError(
+        f"ReversibleLayerStack.recompute_grads is {self.recompute_grads!r}; it must be True (each "
+        "layer is computed from its outputs) or False"
+      )
 
   def call(self, context: Context, x: mtf.Tensor) -> mtf.Tensor:
     """Calls the layers in order; see `LayerStack.call`.

@@ -28,7 +28,7 @@ from mesh_tensorflow.checkpoint.by_chief import by_chief
 from mesh_tensorflow.errors import ConfigError, LayoutError, OutOfMemoryError
 from mesh_tensorflow.planning.auto_layout import LayoutChoice
 from mesh_tensorflow.planning.machine import Machine, convert_to_machine
-from mesh_tensorflow.planning.program import machine_of
+from mesh_tensorflow.planning.program import machine_of, read_once
 from mesh_tensorflow.planning.text import format_bytes, format_seconds
 from mesh_tensorflow.program.dimensions import ShapeLike
 from mesh_tensorflow.transformer.gin_config import model_config, operative
@@ -224,8 +224,9 @@ def choose_layout(
     time_limit: seconds of a search, after which the best so far is taken.
     alternatives: how many of the next best are told.
     choices: what is chosen, too: "microbatches" (`run.gradient_accumulation_steps`), "recompute"
-      (`LayerStack.recompute_grads`), "shard_state" (`run.shard_state`: the whole mesh, or nothing),
-      "stages" (`run.pipeline_stages` and, unless bound, microbatches).
+      (`LayerStack.recompute_grads`: no layers, those of one class, or all), "shard_state"
+      (`run.shard_state`: the whole mesh, or nothing), "stages" (`run.pipeline_stages` and, unless
+      bound, microbatches).
     stages: number of stages that is bound; `mesh_shape` is then that of each.
     bound: a layout that is bound, which is timed as well, and which a second search begins with.
 
@@ -296,16 +297,17 @@ def search(settings: RunSettings, make: StepMaker, on_tpu: bool = False) -> Layo
   free = is_auto(mesh) or not is_auto(rules)
   only_mesh = is_auto(mesh) and not is_auto(rules)
   devices = all_devices(settings, shape)
-  return choose_layout(
-    make,
-    None if free else shape,
-    devices,
-    mtf.convert_to_layout_rules(rules) if only_mesh else None,
-    usual_machine(devices, on_tpu),
-    settings.mesh_implementation,
-    stages=settings.pipeline_stages,
-    bound=None if is_asked(settings) else Start(shape, mtf.convert_to_layout_rules(rules)),
-  )
+  with read_once():
+    return choose_layout(
+      make,
+      None if free else shape,
+      devices,
+      mtf.convert_to_layout_rules(rules) if only_mesh else None,
+      usual_machine(devices, on_tpu),
+      settings.mesh_implementation,
+      stages=settings.pipeline_stages,
+      bound=None if is_asked(settings) else Start(shape, mtf.convert_to_layout_rules(rules)),
+    )
 
 
 def _kept(settings: RunSettings, shape: mtf.Shape) -> Found | None:

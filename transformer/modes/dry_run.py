@@ -15,7 +15,7 @@ from mesh_tensorflow.transformer.data.vocabularies.base import Vocabularies, as_
 from mesh_tensorflow.transformer.model.model_steps import ModelSteps
 from mesh_tensorflow.transformer.modes import job
 from mesh_tensorflow.transformer.modes.job import Job, mode
-from mesh_tensorflow.transformer.modes.planned_steps import StepMaker, count_parameters, plan
+from mesh_tensorflow.transformer.modes.planned_steps import StepMaker, count_parameters
 from mesh_tensorflow.transformer.training.trainer import open_data
 
 # Of a batch so many rows are shown, of a row so many sequences, of a text so many characters.
@@ -38,7 +38,7 @@ def run_dry_run(job: Job) -> mtf.Report:
   make = StepMaker(job.settings, job.sequence_length, job.batch_size)
   steps = make.steps(job.mesh_shape, job.layout_rules)
   print(f"{count_parameters(steps):,} parameters", flush=True)
-  report = plan(steps, job.optimizer)
+  report = mtf.describe(make(job.mesh_shape, job.layout_rules))
   print(report.to_text(rows=3), flush=True)
   batch = first_batch(steps, job.train_dataset_fn, job.vocabulary, job.dataset_split)
   print("\n".join(describe_batch(batch, job.vocabulary)))

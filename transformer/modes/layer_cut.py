@@ -13,7 +13,6 @@ from collections.abc import Callable, Sequence
 
 import mesh_tensorflow as mtf
 from mesh_tensorflow.errors import ConfigError, LayoutError, UnsupportedError
-from mesh_tensorflow.planning.evaluation import Evaluator
 from mesh_tensorflow.planning.machine import Machine
 from mesh_tensorflow.planning.pipeline import Blocks, equal_cut, longest
 from mesh_tensorflow.planning.program import Program
@@ -106,12 +105,12 @@ def _balanced(
     predicted = layered(steps, steps.mesh_impl.schedule, microbatches)
     features = predicted.required_features
     step = predicted.train_step(features, optimizer or mtf.optimize.SgdOptimizer)
-    graph, results = Program("run.pipeline_cut", step).build()
-    blocks = Blocks.of(graph)
+    evaluator = Program("run.pipeline_cut", step).evaluator()
+    blocks = Blocks.of(evaluator.graph)
     impl = predicted.mesh_impl
     if blocks is None or len(blocks) != sum(equal):
       return equal, "of equal numbers: the layers are no stages of their own"
-    evaluation = Evaluator(graph, results).evaluate(
+    evaluation = evaluator.evaluate(
       impl.shape, impl.layout_rules, impl.state_dims, impl.reshards_after_forward
     )
   except (LayoutError, UnsupportedError) as e:

@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 import mesh_tensorflow as mtf
 from mesh_tensorflow.errors import ConfigError, LayoutError, OutOfMemoryError
 from mesh_tensorflow.planning.auto_layout import LayoutChoice
+from mesh_tensorflow.planning.program import Program
 from mesh_tensorflow.planning.text import format_bytes
 from mesh_tensorflow.running.function import Function
 from mesh_tensorflow.transformer.modes import variants
@@ -83,6 +84,7 @@ class Rounds:
       choice = mtf.auto_layout(
         step,
         choices={n: functools.partial(self._start, start, n) for n in others},
+        when_short=[n for n in others if self._by_name[n].recompute],
         **self._settings,
       )
       if first:  # A search knows the first program by no name.
@@ -181,7 +183,7 @@ def _named(choice: LayoutChoice, first: str) -> LayoutChoice:
 
 def _fingerprint(step: Function) -> int:
   """A number that differs for graphs of other operations or shapes."""
-  graph, _, _ = step.build_graph()
+  graph = Program("choose_layout", step).evaluator().graph
   return hash(tuple((type(op).__name__, *(x.shape for x in op.outputs)) for op in graph.operations))
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import gin
@@ -12,33 +11,32 @@ from mesh_tensorflow.arguments.declared import affects
 from mesh_tensorflow.errors import OutOfMemoryError
 from mesh_tensorflow.planning.auto_layout import LayoutChoice
 from mesh_tensorflow.planning.machine import Machine
+from mesh_tensorflow.planning.program import read_once
 from mesh_tensorflow.planning.text import format_bytes, format_seconds
 from mesh_tensorflow.transformer.model import stages
 from mesh_tensorflow.transformer.model.model_steps import ModelSteps
 from mesh_tensorflow.transformer.modes import automatic_layout, layout_rounds, variants
 from mesh_tensorflow.transformer.modes.job import Job, mode
 from mesh_tensorflow.transformer.modes.planned_machine import machine_without_search
-from mesh_tensorflow.transformer.modes.planned_steps import StepMaker, count_parameters, plan
+from mesh_tensorflow.transformer.modes.planned_steps import StepMaker, count_parameters
 
 
-def print_plan(
-  steps: ModelSteps,
-  optimizer: Callable[..., mtf.optimize.Optimizer],
-  machine: Machine | None = None,
-) -> mtf.Report:
-  """Prints what a training step needs on each processor; see `plan`.
+def print_plan(steps: ModelSteps, step: mtf.Function, machine: Machine | None = None) -> mtf.Report:
+  """Prints what a training step needs on each processor, from shapes alone.
 
   Args:
     steps: the programs of the model.
-    optimizer: an optimizer class.
+    step: the training step.
     machine: a machine that it is timed for, or None.
 
   Returns:
     The `mtf.Report`.
   """
   print(f"{count_parameters(steps):,} parameters", flush=True)
-  report = plan(steps, optimizer, machine)
+  report = mtf.describe(step, machine=machine)
   print(report, flush=True)
+  if again := variants.recomputed(steps.model):
+    print(f"\n{again}", flush=True)
   if cut := stages.described(steps.model, len(steps.mesh_impl.stages)):
     print(f"\n{cut}", flush=True)
   return report
@@ -46,12 +44,15 @@ def print_plan(
 
 @gin.configurable(module="mesh_tensorflow.transformer.plan", allowlist=["search"])
 @affects("report")
-def print_best_layouts(job: Job, bound: mtf.Report | None, search: bool = True) -> Any:
+def print_best_layouts(
+  job: Job, bound: mtf.Report | None, make: StepMaker, search: bool = True
+) -> Any:
   """Prints a table of the best layouts, and how the bound one compares with the first.
 
   Args:
     job: what is asked for.
     bound: of the bound layout; None if it is "auto".
+    make: makes the training steps.
     search: whether to do it; for models of billions of parameters it takes a minute.
 
   Returns:
@@ -62,7 +63,6 @@ def print_best_layouts(job: Job, bound: mtf.Report | None, search: bool = True) 
   """
   if not search and bound is not None:
     return None
-  make = StepMaker(job.settings, job.sequence_length, job.batch_size)
   try:
     choice = automatic_layout.search(job.settings, make, bool(job.tpu))
   except OutOfMemoryError as e:
@@ -99,21 +99,25 @@ def _compared(bound: mtf.Report, choice: LayoutChoice) -> str:
 @mode("plan", on_devices=False)
 def run_plan(job: Job) -> mtf.Report:
   """Prints what training needs, without doing it, and the best layouts."""
-  choice, report = None, None
   make = StepMaker(job.settings, job.sequence_length, job.batch_size)
+  with read_once():
+    return _planned(job, make)
+
+
+def _planned(job: Job, make: StepMaker) -> mtf.Report:
   asked = automatic_layout.is_asked(job.settings)
-  if asked:
-    choice = print_best_layouts(job, None)
-  steps = (
-    make.steps(choice.mesh_shape, choice.layout, variants.of_choice(choice))
+  choice = print_best_layouts(job, None, make) if asked else None
+  how = (
+    (choice.mesh_shape, choice.layout, variants.of_choice(choice))
     if choice
-    else make.steps(job.mesh_shape, job.layout_rules)
+    else (job.mesh_shape, job.layout_rules)
   )
+  steps, step = make.steps(*how), make(*how)
   machine, _ = machine_without_search(steps.mesh_impl, job.mesh_implementation)
   if steps.mesh_impl.stages:
-    return print_plan(steps, job.optimizer, machine)
+    return print_plan(steps, step, machine)
   # Of devices that are not equally fast the report proposes shares.
-  report = print_plan(steps, job.optimizer, machine if machine.speeds else None)
+  report = print_plan(steps, step, machine if machine.speeds else None)
   if not asked:
-    print_best_layouts(job, report)
+    print_best_layouts(job, report, make)
   return report

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 import gin
 
@@ -13,14 +13,19 @@ from mesh_settings.trainer import TrainerSettings
 from mesh_tensorflow.arguments.declared import COUNT, affects, takes
 from mesh_tensorflow.errors import ConfigError
 from mesh_tensorflow.meshes.layout import names_of_dimensions
-from mesh_tensorflow.planning.machine import Machine
 from mesh_tensorflow.running.function import Function
 from mesh_tensorflow.transformer.data.text_io import inputs_vocabulary, targets_vocabulary
 from mesh_tensorflow.transformer.data.vocabularies.base import Vocabularies
 from mesh_tensorflow.transformer.model.model_building import build_model
 from mesh_tensorflow.transformer.model.model_steps import ModelSteps
 from mesh_tensorflow.transformer.modes.layer_cut import layered, set_cut
-from mesh_tensorflow.transformer.modes.variants import AS_BOUND, Variant, variants
+from mesh_tensorflow.transformer.modes.variants import (
+  AS_BOUND,
+  RECOMPUTE,
+  Variant,
+  kinds_of_layers,
+  variants,
+)
 
 
 @gin.configurable(module="mesh_tensorflow.transformer.plan")
@@ -73,27 +78,6 @@ def make_steps(
   )
 
 
-def plan(
-  steps: ModelSteps,
-  optimizer: Callable[..., mtf.optimize.Optimizer],
-  machine: Machine | None = None,
-) -> mtf.Report:
-  """Lowers a training step for its mesh, on shapes alone.
-
-  Args:
-    steps: the programs of the model.
-    optimizer: an optimizer class; its slots are variables of the training step.
-    machine: a machine that it is timed for, or None.
-
-  Returns:
-    A `Report` (see `mtf.describe`).
-
-  Raises:
-    LayoutError: the layout does not suit the model.
-  """
-  return mtf.describe(steps.train_step(steps.required_features, optimizer), machine=machine)
-
-
 def count_parameters(steps: ModelSteps) -> int:
   """Number of the elements of a model's trained variables, from its graph alone.
 
@@ -132,6 +116,8 @@ class StepMaker:
     if settings.optimizer is None:
       raise ConfigError("run.optimizer is not bound; bind @optimize.AdafactorOptimizer, say")
     self._settings, self._lengths = settings, dict(sequence_length)
+    self._steps: dict[tuple[mtf.Shape, mtf.LayoutRules, Variant, bool], ModelSteps] = {}
+    self._functions: dict[ModelSteps, Function] = {}
     self.batch_size = batch_size
     self._sizes = vocabulary_sizes(settings.vocabulary)
 
@@ -142,7 +128,7 @@ class StepMaker:
     variant: Variant = AS_BOUND,
     per_layer: bool = False,
   ) -> ModelSteps:
-    """The programs of the model.
+    """The programs of the model, each made once.
 
     Args:
       mesh_shape: the mesh shape.
@@ -150,16 +136,20 @@ class StepMaker:
       variant: how the training step is built.
       per_layer: whether each layer has a mesh of its own; see `layer_cut.layered`.
     """
-    model_type, lengths = self._settings.model_type, dict(self._lengths)
-    steps = make_steps(
-      model_type,
-      mesh_shape,
-      layout_rules,
-      self.batch_size,
-      lengths,
-      precision=self._settings.precision,
-      **self._sizes,
-    )
+    shape, rules = mtf.convert_to_shape(mesh_shape), mtf.convert_to_layout_rules(layout_rules)
+    key = shape, rules, variant, per_layer
+    if key not in self._steps:
+      self._steps[key] = self._made(*key)
+    return self._steps[key]
+
+  def _made(
+    self,
+    mesh_shape: mtf.Shape,
+    layout_rules: mtf.LayoutRules,
+    variant: Variant,
+    per_layer: bool,
+  ) -> ModelSteps:
+    steps = self._on_mesh(mesh_shape, layout_rules)
     settings = variant.applied(self._settings)
     shares = settings.device_shares
     if shares is not None and mesh_shape == mtf.convert_to_shape(settings.mesh_shape):
@@ -180,6 +170,17 @@ class StepMaker:
     set_cut(steps, settings.optimizer, settings.pipeline_cut, settings.mesh_implementation)
     return steps
 
+  def _on_mesh(self, mesh_shape: mtf.Shape, layout_rules: mtf.LayoutRules) -> ModelSteps:
+    return make_steps(
+      self._settings.model_type,
+      mesh_shape,
+      layout_rules,
+      self.batch_size,
+      dict(self._lengths),
+      precision=self._settings.precision,
+      **self._sizes,
+    )
+
   def __call__(
     self,
     mesh_shape: mtf.Shape,
@@ -187,9 +188,12 @@ class StepMaker:
     variant: Variant = AS_BOUND,
     per_layer: bool = False,
   ) -> Function:
-    """A training step; arguments as of `steps`."""
+    """A training step, made once; arguments as of `steps`."""
     steps = self.steps(mesh_shape, layout_rules, variant, per_layer)
-    return steps.train_step(steps.required_features, self._settings.optimizer)
+    if steps not in self._functions:
+      made = steps.train_step(steps.required_features, self._settings.optimizer)
+      self._functions[steps] = made
+    return self._functions[steps]
 
   def check_shards(self, mesh_dims: Collection[str]) -> None:
     """Checks that what state is to be sharded over can be on a mesh that is searched for.
@@ -215,4 +219,7 @@ class StepMaker:
     Args:
       choices: names of the settings that may vary.
     """
-    return variants(choices, self._settings, self.batch_size, self._lengths)
+    kinds = []
+    if RECOMPUTE in choices:
+      kinds = kinds_of_layers(self._on_mesh(mtf.Shape([]), mtf.LayoutRules([])).model)
+    return variants(choices, self._settings, self.batch_size, self._lengths, kinds)

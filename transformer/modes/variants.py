@@ -22,7 +22,7 @@ from mesh_tensorflow.meshes.layout import names_of_dimensions
 from mesh_tensorflow.planning.auto_layout import LayoutChoice
 from mesh_tensorflow.transformer.gin_config.checks import RUN
 from mesh_tensorflow.transformer.model.batching import serialize_num_microbatches
-from mesh_tensorflow.transformer.model.layer_stack import LayerStack
+from mesh_tensorflow.transformer.model.layer_stack import LayerStack, ReversibleLayerStack, as_names
 from mesh_tensorflow.transformer.model.model_building import Model
 
 MICROBATCHES, RECOMPUTE, SHARD_STATE = "microbatches", "recompute", "shard_state"
@@ -49,14 +49,15 @@ class Variant:
 
   Attributes:
     microbatches: into how many a batch is cut; None: as gin says.
-    recompute: whether activations are computed again; False: as gin says.
+    recompute: whether activations are computed again, or the classes of layers whose are; False:
+      as gin says.
     shard_state: mesh dimensions over which variables are in shards; none: as gin says.
     reshard_after_forward: of these, whether they are gathered anew before each use.
     stages: number of stages of a pipeline; None: as gin says.
   """
 
   microbatches: int | None = None
-  recompute: bool = False
+  recompute: bool | tuple[str, ...] = False
   shard_state: tuple[str, ...] = ()
   reshard_after_forward: bool = True
   stages: int | None = None
@@ -66,7 +67,10 @@ class Variant:
     """Its name among the choices; "" if all is as gin says."""
     words = [] if self.stages is None else [f"{STAGES}={self.stages}"]
     words += [] if self.microbatches is None else [f"{MICROBATCHES}={self.microbatches}"]
-    words += [RECOMPUTE] if self.recompute else []
+    if isinstance(self.recompute, tuple):
+      words.append(f"{RECOMPUTE}={'+'.join(self.recompute)}")
+    elif self.recompute:
+      words.append(RECOMPUTE)
     if self.shard_state:
       words.append(f"{SHARD_STATE}={'+'.join(self.shard_state)}")
       words += [] if self.reshard_after_forward else [_ONCE]
@@ -79,7 +83,7 @@ class Variant:
     if self.microbatches is not None:
       found[_ACCUMULATION] = self.microbatches
     if self.recompute:
-      found[_RECOMPUTATION] = True
+      found[_RECOMPUTATION] = self.recompute
     if self.shard_state:
       found[_SHARDS] = ",".join(self.shard_state)
       found[_RESHARDS] = self.reshard_after_forward
@@ -100,7 +104,7 @@ class Variant:
     """Binds what models read from gin when they are built."""
     if self.recompute:
       with gin.unlock_config():
-        gin.bind_parameter("{1}.{2}".format(*_RECOMPUTATION), True)
+        gin.bind_parameter("{1}.{2}".format(*_RECOMPUTATION), self.recompute)
 
   def set_on(self, model: Model) -> None:
     """Makes a model compute its activations again.
@@ -110,7 +114,7 @@ class Variant:
     """
     if self.recompute:
       for stack in _stacks(model):
-        stack.recompute_grads = True
+        stack.recompute_grads = self.recompute
 
 
 AS_BOUND = Variant()
@@ -123,11 +127,12 @@ def named(name: str) -> Variant:
     name: as `Variant.name` has it.
   """
   count = re.search(rf"{MICROBATCHES}=(\d+)", name)
+  kinds = re.search(rf"{RECOMPUTE}=([^,]+)", name)
   shards = re.search(rf"{SHARD_STATE}=([^,]+)", name)
   stages = re.search(rf"{STAGES}=(\d+)", name)
   return Variant(
     None if count is None else int(count[1]),
-    RECOMPUTE in name.split(", "),
+    RECOMPUTE in name.split(", ") if kinds is None else tuple(kinds[1].split("+")),
     () if shards is None else tuple(shards[1].split("+")),
     _ONCE not in name.split(", "),
     None if stages is None else int(stages[1]),
@@ -157,10 +162,11 @@ def kept(found: Mapping[str, Any], settings: RunSettings) -> Variant:
   """
   bound = settings.gradient_accumulation_steps is not None
   count = None if bound else found.get(_ACCUMULATION[2])
+  recompute = found.get(_RECOMPUTATION[2], False)
   shards = () if settings.shard_state else names_of_dimensions(found.get(_SHARDS[2], ""))
   return Variant(
     count,
-    bool(found.get(_RECOMPUTATION[2])),
+    recompute if isinstance(recompute, bool) else as_names(recompute),
     tuple(shards),
     bool(found.get(_RESHARDS[2], True)),
     None if settings.pipeline_stages > 1 else found.get(_STAGES[2]),
@@ -184,6 +190,7 @@ def variants(
   settings: RunSettings,
   batch_size: int,
   sequence_length: Mapping[str, int],
+  kinds: Sequence[str] = (),
 ) -> list[Variant]:
   """All that are to choose from, the one that is bound first; shards apart, which need a mesh.
 
@@ -192,6 +199,7 @@ def variants(
     settings: of the run.
     batch_size: number of sequences.
     sequence_length: dict from feature to number of tokens.
+    kinds: classes of the model's layers, of which each may be computed again by itself.
 
   Raises:
     ConfigError: a name is unknown, or what is to be chosen is bound.
@@ -233,8 +241,38 @@ def variants(
     divisors = [n for n in range(1, batch_size + 1) if batch_size % n == 0]
     nearest = [max(n for n in divisors if n <= most) for most in _IN_STAGES]
     counts = list(dict.fromkeys(nearest))
-  again = (False, True) if RECOMPUTE in choices else (False,)
+  again: list[bool | tuple[str, ...]] = [False]
+  if RECOMPUTE in choices:
+    again += [(kind,) for kind in kinds if len(kinds) > 1] + [True]
   return [Variant(n, r) for n in counts for r in again]
+
+
+def kinds_of_layers(model: Model) -> list[str]:
+  """Names of the classes of a model's layers whose recomputation is free.
+
+  There is none if gin binds what is computed again, or a stack does so with all layers or none.
+
+  Args:
+    model: the model.
+  """
+  stacks = list(_stacks(model))
+  if any(s.recompute_grads or isinstance(s, ReversibleLayerStack) for s in stacks):
+    return []
+  return list(dict.fromkeys(type(layer).__name__ for stack in stacks for layer in stack.layers))
+
+
+def recomputed(model: Model) -> str:
+  """A sentence that says which layers of a model training computes again; "" if none.
+
+  Args:
+    model: the model.
+  """
+  layers = [(stack, layer) for stack in _stacks(model) for layer in stack.layers]
+  again = [type(layer).__name__ for stack, layer in layers if stack.recomputes(layer)]
+  if not again:
+    return ""
+  told = ", ".join(f"{again.count(kind)} {kind}" for kind in dict.fromkeys(again))
+  return f"Computed again in the backward pass: {len(again)} of {len(layers)} layers ({told})"
 
 
 def _powers_of_two() -> Iterator[int]:

@@ -253,6 +253,16 @@ def test_layer_stack_errors():
     transformer.LayerStack([], dropout_rate=0.1)
   with pytest.raises(errors.ConfigError, match="sublayers_initial is not set"):
     call_stack(transformer.LayerStack([Scale()]))
+  assert transformer.LayerStack([Scale()], recompute_grads="Scale").recomputes(Scale())
+  assert not transformer.LayerStack([Scale()], recompute_grads=["SelfAttention"]).recomputes(
+    Scale()
+  )
+  with pytest.raises(
+    errors.ConfigError, match="'Scales' is no class of layers; .* has Scale; True"
+  ):
+    transformer.LayerStack([Scale()], recompute_grads=["Scale", "Scales"])
+  with pytest.raises(errors.ConfigError, match="ReversibleLayerStack.*must be True"):
+    transformer.ReversibleLayerStack([Scale()], recompute_grads=["Scale"])
   with pytest.raises(errors.ConfigError, match="neither a layer class"):
     transformer.make_layer_stack([[Scale, 3]])
   with pytest.raises(errors.ConfigError, match="no layer class"):

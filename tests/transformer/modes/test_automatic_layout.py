@@ -16,6 +16,7 @@ from mesh_tensorflow.planning.auto_layout import LayoutChoice
 from mesh_tensorflow.transformer import gin_config, utils
 from mesh_tensorflow.transformer.modes import automatic_layout, variants
 from mesh_tensorflow.transformer.modes.variants import Variant
+from tests.transformer.worker_processes import losses
 
 TEXT = "the quick brown fox jumps over the lazy dog\n" * 40
 BINDINGS = """
@@ -220,18 +221,24 @@ def test_what_does_not_fit_is_trained_in_microbatches_or_with_recomputation(
   auto = ("run.mesh_shape = 'rows:2'", "run.layout_rules = 'auto'", FIXED, SMALL, *CHOICES)
   free = run(tmp_path, *auto, "run.mode = 'search'", "choose_layout.alternatives = 99")
   assert free.settings == ""
-  needed = needs(free)
+  # Everything fits: what only saves memory is not looked at.
+  assert set(needs(free)) == {"", "microbatches=2", "microbatches=4"}
+  most = max(c.memory for c in (free, *free.alternatives))
+  less = f"choose_layout.memory_limit = {most - 1}.0"
+  found = run(tmp_path, *auto, less, "run.mode = 'search'", "choose_layout.alternatives = 99")
+  needed = needs(found)
   assert set(needed) == {
     f"{m}{r}".strip(", ")
     for m in ("", "microbatches=2", "microbatches=4")
-    for r in ("", ", recompute")
+    for r in ("", ", recompute", ", recompute=SelfAttention", ", recompute=DenseReluDense")
   }
   assert needed["microbatches=4, recompute"] < needed["microbatches=4"] < needed[""]
-  assert needed["recompute"] < needed[""]
+  for kind in ("SelfAttention", "DenseReluDense"):
+    assert needed["recompute"] < needed[f"recompute={kind}"] < needed[""]
   limit = f"choose_layout.memory_limit = {needed['microbatches=4']}.0"
 
   choice = run(tmp_path, *auto, limit, "run.mode = 'search'")
-  assert choice.settings in ("microbatches=4", "microbatches=4, recompute")
+  assert choice.settings.startswith("microbatches=4")
   text = (tmp_path / "layouts" / "auto_TPU_v3_core_2.gin").read_text()
   assert "utils.run.gradient_accumulation_steps = 4" in text
   report = run(tmp_path, *auto, limit, "run.mode = 'plan'")
@@ -248,9 +255,32 @@ def test_what_does_not_fit_is_trained_in_microbatches_or_with_recomputation(
   assert f"built with {choice.settings} (kept from" in capsys.readouterr().out
 
   with pytest.raises(
-    OutOfMemoryError, match="of 6 ways to build .* Nearest is microbatches=4, rec"
+    OutOfMemoryError, match="of 12 ways to build .* Nearest is microbatches=4, rec"
   ):
     run(tmp_path, *auto, "choose_layout.memory_limit = 1000.0", "run.mode = 'search'")
+
+
+def test_layers_of_one_class_are_computed_again_where_that_is_enough(tmp_path, capsys, cpu_devices):
+  mesh = ("run.mesh_shape = 'rows:2'", CHOICES[1], "run.train_steps = 2")
+  auto = ("run.layout_rules = 'auto'", FIXED, SMALL, "choose_layout.choices = ('recompute',)")
+  folders = [tmp_path / name for name in ("whole", "short")]
+  for folder in folders:
+    folder.mkdir()
+  # All that one device keeps.
+  whole = run(folders[0], *mesh, "run.layout_rules = 'batch:rows'", "run.mode = 'plan'")
+  limit = f"choose_layout.memory_limit = {whole.memory.total - 1}.0"
+  capsys.readouterr()
+  report = run(folders[1], *mesh, *auto, limit, "run.mode = 'plan'")
+  assert report.memory.total < whole.memory.total
+  assert re.search(
+    r"pass: 2 of 4 layers \(2 (SelfAttention|DenseReluDense)\)", capsys.readouterr().out
+  )
+
+  run(folders[0], *mesh, "run.layout_rules = 'batch:rows'")
+  run(folders[1], *mesh, *auto, limit)
+  assert re.search("built with recompute=(SelfAttention|Dense)", capsys.readouterr().out)
+  expected, actual = (losses(folder / "model") for folder in folders)
+  assert len(actual) == 2 and actual == pytest.approx(expected, rel=1e-5)
 
 
 def test_what_does_not_fit_is_trained_in_shards(tmp_path, capsys, cpu_devices, monkeypatch):
@@ -316,6 +346,14 @@ def test_ways_to_build_a_step():
   ]
   assert [variants.named(v.name) for v in both] == both
   assert both[0] == variants.AS_BOUND and both[0].settings == {}
+  kinds = ["SelfAttention", "DenseReluDense"]
+  some = variants.variants(("recompute",), settings, 24, {"targets": 16}, kinds)
+  assert [v.recompute for v in some] == [False, *[(kind,) for kind in kinds], True]
+  assert [variants.named(v.name) for v in some] == some
+  assert variants.gin_lines(some[1]) == [
+    "transformer.LayerStack.recompute_grads = ('SelfAttention',)"
+  ]
+  assert variants.kept({"recompute_grads": kinds[:1]}, settings) == some[1]
   # With stages all numbers are told, those next to a few.
   staged = variants.variants(("stages",), settings, 24, {"targets": 16})
   assert [v.microbatches for v in staged] == [1, 8, 24]
