@@ -87,3 +87,13 @@ def _filled(batch: dict[str, tf.Tensor], rows: int) -> dict[str, tf.Tensor]:
     return tf.ensure_shape(tf.pad(x, missing), [rows, *x.shape[1:]])
 
   return {k: fill(v) for k, v in batch.items()}
+
+
+def tell_training_split(dataset_split: str) -> None:
+  """Prints a line if the split to evaluate, by default "train", is that of the training."""
+  if dataset_split == "train":
+    print(
+      "evaluates the split 'train', which the model is trained on; for held-out data set "
+      "run.dataset_split = 'validation' (--split=validation), or another split of the data",
+      flush=True,
+    )
