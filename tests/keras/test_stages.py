@@ -433,11 +433,15 @@ class Largest(keras.metrics.Metric):
       "LossScaleOptimizer of the optimizer decides .* bfloat16",
     ),
     (
+      lambda: compiled(blocks(), keras.optimizers.Adam(use_ema=True, ema_overwrite_frequency=3)),
+      "ema_overwrite_frequency=3 of the optimizer decides .* ema_overwrite_frequency=None",
+    ),
+    (
       lambda: compiled(OwnMetrics(*(lambda m: (m.inputs, m.outputs))(blocks()))),
       "OwnMetrics has a compute_metrics of its own",
     ),
   ],
-  ids=["metric", "batch statistics", "sum", "accumulation", "loss scale", "metrics"],
+  ids=["metric", "batch statistics", "sum", "accumulation", "loss scale", "averages", "metrics"],
 )
 def test_refused_at_a_first_batch(make: Any, message: str, cpu_devices: list[str]) -> None:
   parallel = mtf.keras.parallelize(make(), "rows:1", "", stages=2)

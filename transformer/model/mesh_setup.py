@@ -128,7 +128,7 @@ def make_mesh_impl(
         f"{', '.join(str(stage.processor_device(p)) for p in range(stage.size))}; the mesh of a "
         "stage is of one worker: order run.mesh_devices so, or leave it out"
       )
-  with _of_setting("run.shard_state", mesh_shape):
+  with naming_setting("run.shard_state", mesh_shape):
     impl: mtf.MeshImpl = first.with_sharded_state(shard_state, reshard_after_forward)
   if not others:
     return impl
@@ -155,13 +155,18 @@ def number_of_devices(
   if device_shares is None:
     return int(mesh_shape.size) * pipeline_stages
   check_one_process(device_shares)
-  with _of_setting("run.device_shares", mesh_shape):
+  with naming_setting("run.device_shares", mesh_shape):
     return int(device_grid(mesh_shape, device_shares).size) * pipeline_stages
 
 
 @contextlib.contextmanager
-def _of_setting(name: str, mesh_shape: mtf.Shape) -> Iterator[None]:
-  """Context manager: errors of the mesh say which settings to look at."""
+def naming_setting(name: str, mesh_shape: mtf.Shape) -> Iterator[None]:
+  """Context manager: errors of a mesh begin with the setting that they are about.
+
+  Args:
+    name: the setting, such as "run.shard_state".
+    mesh_shape: the mesh shape, with which they end.
+  """
   try:
     yield
   except (LayoutError, MeshShapeError) as e:
