@@ -57,13 +57,13 @@ def _check_parts(name: str, size: int, parts: Any) -> None:
   total = sum(parts)
   if total != size:
     raise MeshShapeError(
-      f"shares {list(parts)} of mesh dimension {name}:{size} add up to {total}: make it "
+      f"shares {[int(n) for n in parts]} of mesh dimension {name}:{size} add up to {total}: make it "
       f"{name}:{total}, or give shares that add up to {size}"
     )
 
 
 def _is_share(n: object) -> bool:
-  return isinstance(n, numbers.Integral) and not isinstance(n, bool) and n >= 1
+  return isinstance(n, numbers.Integral) and not isinstance(n, bool) and int(n) >= 1
 
 
 def assign_processors(shape: Shape, devices: Sequence[_T], shares: SharesLike) -> list[_T]:
@@ -111,4 +111,4 @@ def assign_processors(shape: Shape, devices: Sequence[_T], shares: SharesLike) -
 
 
 def _text(shares: SharesLike) -> str:
-  return str({name: list(parts) for name, parts in shares.items()})
+  return str({name: [int(n) for n in parts] for name, parts in shares.items()})
