@@ -57,8 +57,8 @@ def _check_parts(name: str, size: int, parts: Any) -> None:
   total = sum(parts)
   if total != size:
     raise MeshShapeError(
-      f"shares {[int(n) for n in parts]} of mesh dimension {name}:{size} add up to {total}: make it "
-      f"{name}:{total}, or give shares that add up to {size}"
+      f"shares {[int(n) for n in parts]} of mesh dimension {name}:{size} add up to {total}: make "
+      f"it {name}:{total}, or give shares that add up to {size}"
     )
 
 
