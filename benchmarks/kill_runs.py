@@ -198,7 +198,7 @@ _ENDLESS = [f"--gin_param=run.train_steps = {10**9}"]
 _SLOW_SAVES = ["--module_import=benchmarks.slow_saves"]
 _SAVED = re.compile(r"stopped by [^;]*; step (\d+) is saved in")
 _LOST = re.compile(r"the steps after the last whole checkpoint \(step (\d+)\) are lost", re.I)
-_NOTHING = re.compile(r"no step was done since the last checkpoint", re.I)
+_NOTHING = re.compile(r"no step was done", re.I)
 
 
 @dataclasses.dataclass(frozen=True)

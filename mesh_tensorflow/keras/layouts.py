@@ -204,8 +204,8 @@ def cut_into_stages(
     # Devices are counted, not those of a stage.
     if size % count:
       raise MeshShapeError(
-        f"parallelize: {size} devices cannot be divided into stages={stages}, that is {count}, of "
-        f"as many devices each; give a multiple of {count} devices"
+        f"parallelize: {size} devices cannot be divided among the {count} stages of "
+        f"stages={stages}; give a multiple of {count} devices"
       )
     size //= count
   if choice.shape is not None and choice.shape.size != size:

@@ -388,7 +388,7 @@ class Programs:
     program = Program(kind, batch, imported, takes_gradients)
     signature = [TensorSpec(shape, t.dtype) for shape, t in zip(imported.arguments, batch.leaves)]
     body = functools.partial(self._body, program)
-    self._check_layout_names(kind, imported)
+    self._check_layout_names(kind, imported, names)
     before = self.decision
     joined = {} if before is None else before.joined(names_of(imported))
     decision = before
@@ -531,6 +531,14 @@ class Programs:
       elif is_at_top and is_added_to(traced, variable):
         added.append(variable.path)
       else:
+        of_metrics = {id(v.value) for m in self.model.metrics for v in m.variables}
+        if id(variable.variable) in of_metrics:
+          raise UnsupportedError(
+            f"mtf.keras: a step of training changes {variable.path}, of a metric, by more than "
+            "adding to it, so it is not the sum of what its microbatches add: have the metric add "
+            "only (assign_add in update_state, the rest in result), or give parallelize "
+            "microbatches=1"
+          )
         raise UnsupportedError(
           f"mtf.keras: a step of training changes {variable.path} by more than adding to it, as "
           "BatchNormalization does, whose statistics would be those of a microbatch: use another "
@@ -593,14 +601,24 @@ class Programs:
       self._made = {}
     self.mirror.attach(decision.mesh_impl.variable_store)
 
-  def _check_layout_names(self, kind: str, imported: Imported) -> None:
+  def _check_layout_names(
+    self, kind: str, imported: Imported, names: Mapping[str, Sequence[str | None]]
+  ) -> None:
     """Checks that the rules a user wrote are for dimensions that there are.
+
+    Args:
+      kind: of the step.
+      imported: the step.
+      names: what `_names` returned: the names of arguments count for axes of size 1, too, which
+        the imported program does not have, a batch of one example say.
 
     Raises:
       LayoutError: one is not.
     """
     rules = rules_by_hand(self._mesh, self._layout)
     self._known_names.update(imported.dimensions)
+    of_arguments = [n for k, n in names.items() if k.split("/")[0].split("[")[0] in steps.ARGUMENTS]
+    self._known_names.update(n for of_axes in of_arguments for n in of_axes if n is not None)
     own = {v.path.rpartition("/")[0] for v in self._variables.values()}
     of_keras = {v.path.rpartition("/")[0]: id(v.value) for v in self.model.variables}
     for name, axis in [] if rules is None else rules.pairs:

@@ -101,9 +101,9 @@ def cut(graph: tf.Graph, stages: int | Sequence[str], title: str) -> list[Any]:
     units = _units(calls, stages)
     if len(units) < stages:
       raise ArgumentError(
-        f"parallelize: stages={stages}, and the model {title} has {len(units)} layers to cut it "
-        f"between ({_listed(units)}); a stage has at least one: give at most "
-        f"stages={max(len(units), 1)}"
+        f"parallelize: stages={stages}, and the model {title} has {len(units)} "
+        f"{'layer' if len(units) == 1 else 'layers'} to cut it between ({_listed(units)}); a stage "
+        f"has at least one: give at most stages={max(len(units), 1)}"
       )
     costs = _costs(graph, units)
     return [units[i].layer for i in _balanced(costs, stages)[1:]]

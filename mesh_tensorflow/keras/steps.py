@@ -101,15 +101,23 @@ def check_optimizer(model: keras.Model, has_stages: bool) -> None:
     UnsupportedError: it updates the weights of all stages, or of none, by one condition.
   """
   optimizer = model.optimizer
+  if not has_stages:
+    return
   steps = getattr(optimizer, "gradient_accumulation_steps", None)
-  if has_stages and (steps or isinstance(optimizer, keras.optimizers.LossScaleOptimizer)):
-    what = f"gradient_accumulation_steps={steps}" if steps else "LossScaleOptimizer"
-    raise UnsupportedError(
-      f"parallelize: with stages each updates its own weights, and {what} of the optimizer "
-      "decides about all of them at once; use "
-      + (f"microbatches={steps}" if steps else "bfloat16, which needs no loss scaling")
-      + ", or leave stages out"
-    )
+  overwrites = getattr(optimizer, "use_ema", False) and optimizer.ema_overwrite_frequency
+  if steps:
+    what, instead = f"gradient_accumulation_steps={steps}", f"microbatches={steps}"
+  elif isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
+    what, instead = "LossScaleOptimizer", "bfloat16, which needs no loss scaling"
+  elif overwrites:
+    what = f"ema_overwrite_frequency={overwrites}"
+    instead = "ema_overwrite_frequency=None, by which the averages are taken when training ends"
+  else:
+    return
+  raise UnsupportedError(
+    f"parallelize: with stages each updates its own weights, and {what} of the optimizer decides "
+    f"about all of them at once; use {instead}, or leave stages out"
+  )
 
 
 def train_step(model: keras.Model) -> Callable[..., Any]:

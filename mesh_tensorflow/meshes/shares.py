@@ -8,6 +8,7 @@ numbers and checkpoints are those of any mesh of that shape.
 from __future__ import annotations
 
 import itertools
+import numbers
 from collections.abc import Mapping, Sequence
 from typing import Any, TypeAlias, TypeVar
 
@@ -56,13 +57,13 @@ def _check_parts(name: str, size: int, parts: Any) -> None:
   total = sum(parts)
   if total != size:
     raise MeshShapeError(
-      f"shares {list(parts)} of mesh dimension {name}:{size} add up to {total}: make it "
-      f"{name}:{total}, or give shares that add up to {size}"
+      f"shares {[int(n) for n in parts]} of mesh dimension {name}:{size} add up to {total}: make "
+      f"it {name}:{total}, or give shares that add up to {size}"
     )
 
 
 def _is_share(n: object) -> bool:
-  return isinstance(n, int) and not isinstance(n, bool) and n >= 1
+  return isinstance(n, numbers.Integral) and not isinstance(n, bool) and int(n) >= 1
 
 
 def assign_processors(shape: Shape, devices: Sequence[_T], shares: SharesLike) -> list[_T]:
@@ -84,8 +85,9 @@ def assign_processors(shape: Shape, devices: Sequence[_T], shares: SharesLike) -
   if len(devices) != grid.size:
     mesh = ",".join(f"{m.name}:{m.size}" for m in shape)
     sides = " x ".join(str(d.size) for d in grid)
+    of_sides = f"{sides} = {grid.size}" if len(grid) > 1 else sides
     raise MeshShapeError(
-      f"shares {_text(shares)} of mesh {mesh} are for {sides} = {grid.size} devices, "
+      f"shares {_text(shares)} of mesh {mesh} are for {of_sides} devices, "
       f"got {len(devices)}: {list(devices)}"
     )
   twice = [d for i, d in enumerate(devices) if d in devices[:i]]
@@ -109,4 +111,4 @@ def assign_processors(shape: Shape, devices: Sequence[_T], shares: SharesLike) -
 
 
 def _text(shares: SharesLike) -> str:
-  return str({name: list(parts) for name, parts in shares.items()})
+  return str({name: [int(n) for n in parts] for name, parts in shares.items()})

@@ -173,12 +173,17 @@ class BlockOperation(Operation):
       if not isinstance(value, LazyGather) or value.keeps:
         value.to_laid_out_tensor()
     result = lowering.child()
-    for x, value in result.tensors.items():
-      if isinstance(value, LazyAllreduceSum) and not value.is_reduced:
-        result.tensors[x] = LazyAllreduceSum(
-          value.mesh_impl, value.laid_out_input, value.mesh_axes, value.add_counter_fn
-        )
     result.tensors.update({key: lowering.tensors[x] for key, x in known.items()})
+    for x, value in result.tensors.items():
+      if isinstance(value, LazyAllreduceSum):
+        result.tensors[x] = (
+          # Alone: a sum remembers its shards, which may be cut inside, in one of two branches.
+          value.to_laid_out_tensor()
+          if value.is_reduced
+          else LazyAllreduceSum(
+            value.mesh_impl, value.laid_out_input, value.mesh_axes, value.add_counter_fn
+          )
+        )
     return result
 
 

@@ -229,7 +229,8 @@ def dropout(
     given = "is not given" if is_training is None else f"must be True or False, got {is_training!r}"
     raise ArgumentError(
       f"dropout of {x}: is_training {given}; write dropout(x, is_training, keep_prob=0.9) or "
-      "rate=0.1. Programs for release 0.1.18, which had no is_training, mean is_training=True"
+      "dropout(x, is_training, rate=0.1), is_training True or False. Programs for release 0.1.18, "
+      "which had no is_training, mean is_training=True"
     )
   if keep_prob is None and rate is not None:
     keep_prob = 1.0 - rate

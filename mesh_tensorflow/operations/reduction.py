@@ -15,7 +15,12 @@ from mesh_tensorflow.meshes.slices import transpose_to
 from mesh_tensorflow.numerics import padding
 from mesh_tensorflow.operations.elementwise import cast, to_float
 from mesh_tensorflow.operations.scalar import ScalarMultiplyOperation
-from mesh_tensorflow.program.argument_kinds import CastableTensor, NumberTensor, RealTensor
+from mesh_tensorflow.program.argument_kinds import (
+  CastableTensor,
+  FloatOrComplexTensor,
+  NumberTensor,
+  RealTensor,
+)
 from mesh_tensorflow.program.dimensions import (
   Dimension,
   DimensionLike,
@@ -288,13 +293,13 @@ def reduce_min(
 
 
 def reduce_mean(
-  x: NumberTensor,
+  x: FloatOrComplexTensor,
   disable_positional_args: object = None,
   output_shape: ShapeLike | None = None,
   reduced_dim: DimensionLike | None = None,
   name: str | None = None,
 ) -> Tensor:
-  """Mean over dimensions of a floating tensor; arguments as `reduce_sum`."""
+  """Mean over dimensions of a floating or complex tensor; arguments as `reduce_sum`."""
   total = reduce_sum(
     x, disable_positional_args, output_shape, reduced_dim, name=name or "reduce_mean"
   )

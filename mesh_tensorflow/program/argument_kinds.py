@@ -63,9 +63,8 @@ class _Tensor(Kind):
     d = self.dtypes
     if not isinstance(value, Tensor) or d is None:
       return super().refuse(function, name, value)
-    return DTypeError(
-      f"{function}: {name} must be {d.words}, got {value}; {d.advice.format(name=name)}"
-    )
+    advice = d.advice.format(name=name) if value.dtype != tf.string else "text has no value"
+    return DTypeError(f"{function}: {name} must be {d.words}, got {value}; {advice}")
 
   def advice(self, name: str, value: object) -> str:
     if tf.is_tensor(value) or isinstance(value, (np.ndarray, np.generic, int, float, tf.Variable)):
@@ -155,7 +154,7 @@ FloatTensor: TypeAlias = Annotated[
   Tensor, _tensor_of("a floating tensor", lambda d: d.is_floating, _CAST)
 ]
 FloatOrComplexTensor: TypeAlias = Annotated[
-  Tensor, _tensor_of("a floating tensor", lambda d: d.is_floating or d.is_complex, _CAST)
+  Tensor, _tensor_of("a floating or complex tensor", lambda d: d.is_floating or d.is_complex, _CAST)
 ]
 NumberTensor: TypeAlias = Annotated[
   Tensor, _tensor_of("a tensor of numbers", _is_number, _CAST + " or mtf.to_int32({name})")
@@ -170,7 +169,7 @@ RealTensor: TypeAlias = Annotated[
 ]
 CastableTensor: TypeAlias = Annotated[
   Tensor,
-  _tensor_of("a tensor of numbers or bools", lambda d: d != tf.string, "text has no value"),
+  _tensor_of("a tensor of numbers or bools", lambda d: d != tf.string, ""),
 ]
 BoolTensor: TypeAlias = Annotated[
   Tensor, _tensor_of("a bool tensor", lambda d: d == tf.bool, "cast it: mtf.cast({name}, tf.bool)")

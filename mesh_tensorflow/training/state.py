@@ -74,20 +74,29 @@ def averages_in_place(store: VariableStore) -> Iterator[None]:
         weight.assign(value)
 
 
+class FewCheckpointsError(CheckpointError):
+  """A folder has fewer checkpoints, up to a step, than are to be averaged."""
+
+
 def checkpoints_up_to(path: str, count: int) -> list[str]:
   """A checkpoint and those before it in its folder, `count` of them, the oldest first.
 
   Raises:
-    CheckpointError: there are fewer.
+    FewCheckpointsError: there are fewer.
   """
   step, folder = checkpoint_lib.get_step_from_path(path), os.path.dirname(path)
   steps = {checkpoint_lib.get_step_from_path(p): p for p in checkpoint_lib.all_checkpoints(folder)}
   found = [p for s, p in sorted(steps.items()) if s <= step]
   if len(found) < count:
-    raise CheckpointError(
-      f"run.average_checkpoints is {count}, and up to step {step} there are {len(found)} "
-      f"checkpoints in {folder}; average at most as many, or keep more when training "
-      "(run.keep_checkpoint_max, run.save_checkpoints_steps)"
+    there, most = (
+      (f"are {len(found)} checkpoints", f"average {len(found)} at most")
+      if len(found) > 1
+      else ("is 1 checkpoint", "average nothing (run.average_checkpoints = 1)")
+    )
+    raise FewCheckpointsError(
+      f"run.average_checkpoints (--last of the command average) is {count}, and up to step {step} "
+      f"there {there} in {folder}; {most}, or keep more when training (run.keep_checkpoint_max, "
+      "run.save_checkpoints_steps)"
     )
   return found[-count:]
 
@@ -206,8 +215,8 @@ class ModelState:
         (those of the optimizer).
 
     Raises:
-      CheckpointError: a checkpoint is not of this model; or there are not as many before it as are
-        to be averaged.
+      CheckpointError: a checkpoint is not of this model.
+      FewCheckpointsError: there are not as many before it as are to be averaged.
     """
     path = path or self.latest_checkpoint()
     if path is None:

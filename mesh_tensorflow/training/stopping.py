@@ -169,7 +169,7 @@ class StopRequests:
     if again and not _is_program() and callable(self._before[signal.Signals(number)]):
       self._before[signal.Signals(number)](number, frame)
     if self._steps is None and workers.current().size == 1:
-      self.stop("no step was done since the last checkpoint")
+      self.stop("no step was done, so nothing is lost")
 
   def _note(self, number: int) -> None:
     if not self._number:
@@ -231,7 +231,7 @@ class StopRequests:
     if self._all_saved:
       lost, code = f"nothing is lost: {self._all_saved}", exit_codes.STOPPED
     elif steps is None:
-      lost, code = "nothing is lost: no step was done since the last checkpoint", exit_codes.STOPPED
+      lost, code = "nothing is lost: no step was done", exit_codes.STOPPED
     else:
       lost = (
         f"the steps after the last whole checkpoint (step {saved}) are lost; step {done} was "
@@ -308,7 +308,7 @@ class BeforeTraining:
         name = signal.Signals(came[0]).name
         _say(
           f"{self._prefix}StoppedError: stopped by {name} before training began; nothing is lost: "
-          "no step was done since the last checkpoint. The same command goes on from there"
+          "no step was done. The same command goes on from there"
         )
         os._exit(exit_codes.STOPPED)
 

@@ -12,8 +12,11 @@ What a fenced block is told by the words after its fence:
 
 from __future__ import annotations
 
+import builtins
 import dataclasses
+import dis
 import re
+import types
 
 import pytest
 
@@ -48,6 +51,19 @@ def program_of(blocks: list[Block]) -> str:
   return program
 
 
+def unknown_names(program: str) -> set[str]:
+  """Names that a program reads, in functions that it does not call, too, and nowhere defines."""
+  read, defined, codes = set[str](), set(vars(builtins)), [compile(program, "page", "exec")]
+  for code in codes:
+    codes += [c for c in code.co_consts if isinstance(c, types.CodeType)]
+    for instruction in dis.get_instructions(code):
+      if instruction.opname in ("LOAD_GLOBAL", "LOAD_NAME"):
+        read.add(instruction.argval)
+      elif instruction.opname in ("STORE_GLOBAL", "STORE_NAME"):
+        defined.add(instruction.argval)
+  return read - defined - {"__name__"}
+
+
 def words(line: str) -> str:
   return " ".join(line.split())
 
@@ -71,6 +87,12 @@ def test_quotations_and_programs_that_are_not_run(page, repository):
     elif block.kind.startswith("python ") and block.kind not in KINDS:
       name = block.kind.removeprefix("python ")
       assert block.text in (repository / name).read_text(), f"{page}: not in {name}:\n{block.text}"
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_every_name_is_one_of_the_page(page):
+  """A function that no block calls fails only for the reader who does."""
+  assert not unknown_names(program_of(blocks_of(page)))
 
 
 @pytest.mark.parametrize("page", [p for p in PAGES if program_of(blocks_of(p))])
@@ -97,6 +119,7 @@ def test_program(page, run_forked, tmp_path):
 
 
 def test_the_mechanism_itself():
+  assert unknown_names("def f(x):\n  y = np.ones(x)\n  return tf.cast(y)\nimport np") == {"tf"}
   page = "# T\n\n```python\nx = 1\n```\n\n```py\ny = 2\n```\n```python\nprint(x)\n```\n"
   found = [Block(m[1].strip(), m[2], page[: m.start(2)].count("\n")) for m in BLOCK.finditer(page)]
   assert [b.kind for b in found] == ["python", "py", "python"]

@@ -311,7 +311,9 @@ row("reduction to a new dimension", e.ShapeError, "reduce c=12 x")(
 row("contradicting reduction", e.ShapeError, "reduce_max x b=8 only")(
   lambda k: mtf.reduce_max(k.x, output_shape=[B], reduced_dim=B)
 )
-row("mean of integers", e.DTypeError, "scalar_mul int32", TypeError)(lambda k: mtf.reduce_mean(k.i))
+row("mean of integers", e.DTypeError, "reduce_mean int32 to_float", TypeError)(
+  lambda k: mtf.reduce_mean(k.i)
+)
 for _name in ["softmax", "log_softmax", "reduce_logsumexp"]:
   row(f"{_name} of no dimension", e.DimensionError, f"{_name} c=12 a=4 b=8")(
     lambda k, name=_name: getattr(mtf, name)(k.x, C)

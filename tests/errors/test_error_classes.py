@@ -171,7 +171,9 @@ def test_autograph_keeps_the_class(error):
 
 @pytest.mark.parametrize("kind", [errors.CheckpointError, errors.ConfigError, errors.DataError])
 def test_messages_about_what_people_hand_in_are_cut(kind):
-  for of in (kind, *kind.__subclasses__()):
+  # Others are gin's: it makes a subclass of each error that passes through a configurable.
+  of_package = [c for c in kind.__subclasses__() if c.__module__.startswith("mesh_tensorflow")]
+  for of in (kind, *of_package):
     assert str(of("x" * 1000)) == "x" * 1000
     text = str(of(f"a.json: key 'a' is {'7' * 100_000}: give a number"))
     assert len(text) <= 1000

@@ -116,6 +116,17 @@ class TestFit:
     )
 
 
+@pytest.mark.parametrize("sizes", [(1, 8), (3, 1, 8)])
+def test_batches_of_a_few_examples_may_come_first(sizes: tuple[int, ...]) -> None:
+  """The axis of one example has no name of its own; the layout rule for it is no slip."""
+  theirs, ours = compiled(), compiled()
+  parallel = mtf.keras.parallelize(ours, simd())
+  for size in sizes:
+    expected = theirs.train_on_batch(X[:size], Y[:size])
+    np.testing.assert_allclose(parallel.train_on_batch(X[:size], Y[:size]), expected, rtol=1e-5)
+  assert_same_variables(ours, theirs)
+
+
 class NotBuilt(keras.Model):
   """Has no variables before its first call."""
 

@@ -34,6 +34,9 @@ def odd() -> keras.Model:
 
 OPTIMIZERS = {
   "adam": lambda: keras.optimizers.Adam(0.01, global_clipnorm=1.0),
+  "accumulated": lambda: keras.optimizers.Adam(
+    0.01, gradient_accumulation_steps=2, use_ema=True, ema_overwrite_frequency=2
+  ),
   "sgd": lambda: keras.optimizers.SGD(0.1, momentum=0.9, nesterov=True),
   "adafactor": lambda: keras.optimizers.Adafactor(0.01),
 }
@@ -80,7 +83,11 @@ def _stored(impl: mtf.MeshImpl) -> tuple[int, int]:
 
 # Every optimizer on one mesh of each implementation, every way with one optimizer.
 CASES = [(w, o) for w in WAYS for o in OPTIMIZERS if o == "adam" or w in ("placement", "by name")]
-KEPT = [("placement", "adam"), ("by name", "adafactor"), ("searched by AutoParallel", "adam")]
+KEPT = [
+  ("placement", "accumulated"),
+  ("by name", "adafactor"),
+  ("searched by AutoParallel", "adam"),
+]
 
 
 @pytest.mark.parametrize(("way", "optimizer"), kept(CASES, KEPT))

@@ -336,7 +336,7 @@ def test_refused_at_once(cpu_devices: list[str]) -> None:
   refused(ArgumentError, "stages=0; a model has at least 1", "rows:1", stages=0)
   refused(ArgumentError, "microbatches=0; a batch has at least 1", "rows:1", microbatches=0)
   refused(ArgumentError, "schedule must be one of gpipe", "rows:1", stages=2, schedule="fast")
-  refused(MeshShapeError, "3 devices cannot be divided into stages=2", 3, stages=2)
+  refused(MeshShapeError, "3 devices cannot be divided among the 2 stages of", 3, stages=2)
   impl = pipeline(mtf.PlacementMeshImpl, 2)
   refused(ArgumentError, "has 2 stages: give it them", impl, stages=3)
   alone = mtf.PlacementMeshImpl("rows:1", "", cpu_devices[:1])
@@ -363,7 +363,7 @@ def one() -> keras.Model:
 @pytest.mark.parametrize(
   ("make", "stages", "message"),
   [
-    (one, 2, "stages=2, and the model net has 1 layers .*only.* at most stages=1"),
+    (one, 2, "stages=2, and the model net has 1 layer to cut .*only.* at most stages=1"),
     (blocks, 30, "net has 8 layers .*first, norm0, .*a stage has at least one"),
     (blocks, ["blok1"], "the layer 'blok1', which the model net does not call; its layers are fir"),
     (blocks, ["first"], r"no layer would be in the stage before .* 'first'"),
@@ -393,9 +393,27 @@ class OwnMetrics(keras.Model):
     return {**super().compute_metrics(*args, **kwargs), "one": 1.0}
 
 
+class Largest(keras.metrics.Metric):
+  """Keeps the largest prediction: no sum over microbatches."""
+
+  def __init__(self) -> None:
+    super().__init__(name="largest")
+    self.value = self.add_weight(name="value", initializer="zeros")
+
+  def update_state(self, y_true: Any, y_pred: Any, sample_weight: Any = None) -> None:
+    self.value.assign(keras.ops.maximum(self.value, keras.ops.max(y_pred)))
+
+  def result(self) -> Any:
+    return self.value
+
+
 @pytest.mark.parametrize(
   ("make", "message"),
   [
+    (
+      lambda: compiled(blocks(), metrics=[Largest()]),
+      "changes largest/value, of a metric, by more than adding .*assign_add.*microbatches=1",
+    ),
     (
       lambda: compiled(blocks(normalization=layers.BatchNormalization)),
       "changes norm0/moving_mean by more than adding .*GroupNormalization.*microbatches=1",
@@ -415,11 +433,15 @@ class OwnMetrics(keras.Model):
       "LossScaleOptimizer of the optimizer decides .* bfloat16",
     ),
     (
+      lambda: compiled(blocks(), keras.optimizers.Adam(use_ema=True, ema_overwrite_frequency=3)),
+      "ema_overwrite_frequency=3 of the optimizer decides .* ema_overwrite_frequency=None",
+    ),
+    (
       lambda: compiled(OwnMetrics(*(lambda m: (m.inputs, m.outputs))(blocks()))),
       "OwnMetrics has a compute_metrics of its own",
     ),
   ],
-  ids=["batch statistics", "sum", "accumulation", "loss scale", "metrics"],
+  ids=["metric", "batch statistics", "sum", "accumulation", "loss scale", "averages", "metrics"],
 )
 def test_refused_at_a_first_batch(make: Any, message: str, cpu_devices: list[str]) -> None:
   parallel = mtf.keras.parallelize(make(), "rows:1", "", stages=2)

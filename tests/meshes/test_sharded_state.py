@@ -121,6 +121,28 @@ def test_every_optimizer_as_on_one_device(name, kind, given, clip, ema, cpu_devi
 
 
 @pytest.mark.parametrize("kind", ["placement", "simd"])
+def test_both_branches_of_a_condition_cut_a_sum(kind, cpu_devices):
+  impl = make_impl(kind, cpu_devices, "x:2", "batch:x", "x")
+
+  def step():
+    graph = mtf.Graph()
+    mesh = mtf.Mesh(graph, "m")
+    x = mtf.import_tf_tensor(mesh, tf.constant(X), [BATCH, D])
+    w = mtf.get_variable(mesh, "w", [D], initializer=tf.zeros_initializer())
+    total = mtf.reduce_sum(x, reduced_dim=BATCH)  # Over devices, and used in both branches.
+    flag = mtf.import_tf_tensor(mesh, tf.constant(True), [])
+    mtf.cond(
+      flag,
+      lambda: mtf.assign(w, w + total) and None,
+      lambda: mtf.assign(w, (total + w) * 3.0) and None,
+    )
+    return mtf.Lowering(graph, {mesh: impl}).export_to_tf_tensor(total)
+
+  tf.function(lambda: impl.run(step), autograph=False)()
+  np.testing.assert_allclose(impl.variable_store["w"].numpy(), X.sum(0), rtol=1e-5)
+
+
+@pytest.mark.parametrize("kind", ["placement", "simd"])
 def test_eagerly(kind, cpu_devices):
   impl = make_impl(kind, cpu_devices, "x:2,y:2", "batch:x", "x,y")
   found = trained(impl, OPTIMIZERS["adamw"](), clip=True, traced=False)

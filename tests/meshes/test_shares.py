@@ -99,6 +99,14 @@ def test_wrong_shares(kind, shares, devices, message):
     kind("x:4,y:2", "", list(devices), shares=shares)
 
 
+def test_shares_of_numpy_are_whole_numbers(cpu_devices):
+  shares = {"x": list(np.array([3, 1]))}
+  impl = mtf.PlacementMeshImpl("x:4", "", cpu_devices[:2], shares=shares)
+  assert impl.processors_of_devices == [3, 1]
+  with pytest.raises(MeshShapeError, match=r"\{'x': \[3, 1\]\} of mesh x:4 are for 2 devices, got"):
+    mtf.PlacementMeshImpl("x:4", "", cpu_devices[:3], shares={"x": [3, 1]})
+
+
 @pytest.mark.parametrize("shares", [[3, 1], {"x": 4}, {"x": "31"}, {"x": [2.5, 1.5]}])
 def test_what_are_no_shares_at_all(shares):
   with pytest.raises(ArgumentError, match="PlacementMeshImpl: shares.* must be a"):

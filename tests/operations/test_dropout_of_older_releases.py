@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import numpy as np
 import pytest
 
@@ -30,6 +32,17 @@ def test_told(x, args, kwargs):
   with pytest.raises(ArgumentError, match=r"^dropout of Tensor.*is_training.*release 0\.1\.18"):
     mtf.dropout(x, *args, **kwargs)
   assert len(x.graph.operations) == before
+
+
+def test_what_the_message_recommends_is_taken(x):
+  with pytest.raises(ArgumentError) as told:
+    mtf.dropout(x, rate=0.1)
+  calls = re.findall(r"dropout\(x, [^)]*\)", str(told.value))
+  assert len(calls) == 2
+  for call in calls:
+    for is_training in (True, False):
+      out = eval(call, {"dropout": mtf.dropout, "x": x, "is_training": is_training})
+      assert (out is x) != is_training
 
 
 @pytest.mark.parametrize("is_training", [False, 0, np.bool_(False), np.int32(0)])

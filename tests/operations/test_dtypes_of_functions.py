@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 import tensorflow as tf
 
@@ -52,6 +54,28 @@ def test_refused_where_tensorflow_refuses(name):
       taken = True
     except mtf.DTypeError as e:
       taken = False
-      assert "cast it: mtf." in str(e)
+      assert ("text has no value" if dtype == "string" else "cast it: mtf.") in str(e)
     if (name, dtype.rstrip("0123456789")) not in STRICTER:
       assert taken == expected, f"{name} of {dtype}: TensorFlow takes it: {expected}, mtf: {taken}"
+
+
+REDUCTIONS = ("reduce_sum", "reduce_mean", "reduce_max", "reduce_min", "reduce_logsumexp")
+
+
+@pytest.mark.parametrize("name", [*PLAIN, *REDUCTIONS])
+def test_the_cast_that_a_message_recommends_is_taken(name):
+  refused = 0
+  for dtype in DTYPES:
+    x = mtf.import_tf_tensor(mtf.Mesh(mtf.Graph(), "mesh"), tensor(dtype), [A])
+    try:
+      function = getattr(mtf, name)
+      function(x, A) if name == "reduce_logsumexp" else function(x)
+    except mtf.DTypeError as e:
+      refused += 1
+      assert str(e).startswith(f"{name}: ")
+      casts = re.findall(r"mtf\.\w+\(x(?:, tf\.bool)?\)", str(e))
+      assert bool(casts) == (dtype != "string")
+      for cast in casts:
+        y = eval(cast, {"mtf": mtf, "tf": tf, "x": x})
+        function(y, A) if name == "reduce_logsumexp" else function(y)
+  assert refused

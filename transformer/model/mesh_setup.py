@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import gin
 import tensorflow as tf
@@ -13,7 +14,7 @@ import mesh_tensorflow as mtf
 from mesh_settings.run import MESH_IMPLEMENTATIONS
 from mesh_tensorflow import workers
 from mesh_tensorflow.environment import quiet
-from mesh_tensorflow.errors import ConfigError, MeshShapeError
+from mesh_tensorflow.errors import ConfigError, LayoutError, MeshShapeError
 from mesh_tensorflow.meshes import layout_names
 from mesh_tensorflow.meshes.layout import LayoutLike
 from mesh_tensorflow.meshes.shares import SharesLike, device_grid
@@ -127,7 +128,8 @@ def make_mesh_impl(
         f"{', '.join(str(stage.processor_device(p)) for p in range(stage.size))}; the mesh of a "
         "stage is of one worker: order run.mesh_devices so, or leave it out"
       )
-  impl: mtf.MeshImpl = first.with_sharded_state(shard_state, reshard_after_forward)
+  with naming_setting("run.shard_state", mesh_shape):
+    impl: mtf.MeshImpl = first.with_sharded_state(shard_state, reshard_after_forward)
   if not others:
     return impl
   return impl.with_stages(
@@ -153,7 +155,23 @@ def number_of_devices(
   if device_shares is None:
     return int(mesh_shape.size) * pipeline_stages
   check_one_process(device_shares)
-  return int(device_grid(mesh_shape, device_shares).size) * pipeline_stages
+  with naming_setting("run.device_shares", mesh_shape):
+    return int(device_grid(mesh_shape, device_shares).size) * pipeline_stages
+
+
+@contextlib.contextmanager
+def naming_setting(name: str, mesh_shape: mtf.Shape) -> Iterator[None]:
+  """Context manager: errors of a mesh begin with the setting that they are about.
+
+  Args:
+    name: the setting, such as "run.shard_state".
+    mesh_shape: the mesh shape, with which they end.
+  """
+  try:
+    yield
+  except (LayoutError, MeshShapeError) as e:
+    given = ",".join(f"{d.name}:{d.size}" for d in mesh_shape)
+    raise type(e)(f"{name}: {e} (run.mesh_shape, --mesh, is {given!r})") from None
 
 
 def check_one_process(device_shares: SharesLike | None) -> None:

@@ -18,6 +18,7 @@ from mesh_tensorflow.checkpoint import restoring, verification
 from mesh_tensorflow.checkpoint.by_chief import by_chief
 from mesh_tensorflow.errors import CheckpointError, ConfigError, DamagedCheckpointError
 from mesh_tensorflow.training.best_checkpoint import best_checkpoint
+from mesh_tensorflow.training.state import FewCheckpointsError
 from mesh_tensorflow.transformer.training.trainer import Trainer
 
 _LOG = logging.getLogger("mesh_tensorflow")
@@ -105,7 +106,7 @@ def _missing(wanted: Sequence[int], steps: Sequence[int], model_dir: str) -> Che
   what = f"step {wanted[0]}" if len(wanted) == 1 else f"steps {', '.join(map(str, wanted))}"
   return CheckpointError(
     f"there is no checkpoint of {what} in {model_dir}; there are those of {_listed(steps)}. Give "
-    "one of these, or None for the newest"
+    "one of these; without a step (--checkpoint=newest) the newest is taken"
   )
 
 
@@ -193,8 +194,8 @@ def restored_checkpoints(
 ) -> Iterator[str]:
   """Restores one checkpoint after the other.
 
-  Of all, or of those to come, the ones that are damaged, or are deleted by then, are left out; a
-  warning names them.
+  Of all, or of those to come, the ones that are damaged, or are deleted by then, or have fewer
+  before them than are to be averaged, are left out; a warning names them.
 
   Args:
     estimator: a `Trainer`.
@@ -209,21 +210,24 @@ def restored_checkpoints(
     ConfigError: there is none.
     CheckpointError: there is none of a step that was asked for; the error lists those that are.
     DamagedCheckpointError: one that was asked for by its step or path is damaged; or all are.
+    FewCheckpointsError: there are fewer before it, or all in all, than are to be averaged.
   """
   step = -1 if checkpoint_step is None else checkpoint_step
   may_skip = not paths and step in (_ALL, _NEW)
   restored = 0
   left_out: list[str] = []
+  few: FewCheckpointsError | None = None
   for path in paths or named_checkpoints(step, model_dir):
     if path is None:
       break
     try:
       estimator.restore_for_inference(path)
     except CheckpointError as e:
-      is_damaged = isinstance(e, DamagedCheckpointError)
-      if not may_skip or not (is_damaged or _is_gone(path)):
+      is_unfit = isinstance(e, (DamagedCheckpointError, FewCheckpointsError))
+      if not may_skip or not (is_unfit or _is_gone(path)):
         raise
       _LOG.warning("left out: %s", e)
+      few = e if isinstance(e, FewCheckpointsError) else few
       if isinstance(e, DamagedCheckpointError):
         left_out.append(e.what or str(e))
     else:
@@ -231,6 +235,8 @@ def restored_checkpoints(
       yield path
   if not restored and left_out:
     raise verification.all_damaged(model_dir, left_out)
+  if not restored and few is not None:
+    raise few
   if not restored and step != _NEW:
     raise ConfigError(f"there is no checkpoint in {model_dir}; train first")
 

@@ -23,7 +23,7 @@ from mesh_tensorflow.transformer.modes.chosen_checkpoints import (
   CheckpointStep,
   restored_checkpoints,
 )
-from mesh_tensorflow.transformer.modes.input_fns import examples_input_fn
+from mesh_tensorflow.transformer.modes.input_fns import examples_input_fn, tell_training_split
 from mesh_tensorflow.transformer.modes.job import Job, mode
 from mesh_tensorflow.transformer.modes.perplexity_eval import perplexity_eval_of
 from mesh_tensorflow.transformer.modes.score import score_with_estimator
@@ -186,6 +186,7 @@ def _scores(
 @mode("eval", finds_lengths=True)
 def run_eval(job: Job) -> dict[str, dict[str, float]]:
   """Decodes and compares; without a data set that has metrics as the mode "perplexity_eval"."""
+  tell_training_split(job.dataset_split)
   # First of all the devices: when data is read they cannot be made any more.
   estimator = job.make_estimator_of_lengths()
   if job.eval_dataset_fn is not None:
@@ -200,6 +201,7 @@ def run_eval(job: Job) -> dict[str, dict[str, float]]:
 @mode("score_eval", finds_lengths=True, scores=True)
 def run_score_eval(job: Job) -> dict[str, dict[str, float]]:
   """Gives the metrics the log-likelihoods of the targets."""
+  tell_training_split(job.dataset_split)
   return _eval_job(job, job.make_estimator_of_lengths())
 
 

@@ -9,6 +9,7 @@ from typing import TypeVar
 import numpy as np
 import tensorflow as tf
 
+from mesh_tensorflow import workers
 from mesh_tensorflow.errors import DataError
 from mesh_tensorflow.transformer.data.eval_datasets import EvalDataset
 from mesh_tensorflow.transformer.model.model_features import MODEL_FEATURES
@@ -87,3 +88,17 @@ def _filled(batch: dict[str, tf.Tensor], rows: int) -> dict[str, tf.Tensor]:
     return tf.ensure_shape(tf.pad(x, missing), [rows, *x.shape[1:]])
 
   return {k: fill(v) for k, v in batch.items()}
+
+
+def tell_training_split(dataset_split: str) -> None:
+  """Prints a line if the split to evaluate, by default "train", is that of the training.
+
+  Args:
+    dataset_split: name of the split.
+  """
+  if dataset_split == "train" and workers.current().is_chief:
+    print(
+      "evaluates the split 'train', which the model is trained on; for held-out data set "
+      "run.dataset_split = 'validation' (--split=validation), or another split of the data",
+      flush=True,
+    )

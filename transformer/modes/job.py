@@ -125,7 +125,8 @@ class Job(RunSettings):
     mesh_shape, layout_rules, settings = _mesh_and_layout(mode, settings, bool(tpu), lengths)
     # In a plan and a dry run, too, for which no mesh is made, unless they search for one.
     if mode.on_devices or not mesh_setup.is_auto(settings.mesh_shape):
-      mtf.MeshImpl(mesh_shape, "").with_sharded_state(settings.shard_state)
+      with mesh_setup.naming_setting("run.shard_state", mesh_shape):
+        mtf.MeshImpl(mesh_shape, "").with_sharded_state(settings.shard_state)
     given = {name: getattr(settings, name) for name in settings_of(RunSettings)}
     resolved = {
       "settings": settings,

@@ -16,6 +16,7 @@ from mesh_tensorflow.transformer.modes.chosen_checkpoints import (
   CheckpointStep,
   restored_checkpoints,
 )
+from mesh_tensorflow.transformer.modes.input_fns import tell_training_split
 from mesh_tensorflow.transformer.modes.job import Job, mode
 from mesh_tensorflow.transformer.training.trainer import Trainer
 
@@ -23,6 +24,7 @@ from mesh_tensorflow.transformer.training.trainer import Trainer
 @mode("perplexity_eval")
 def run_perplexity_eval(job: Job) -> dict[str, dict[str, float]]:
   """The loss on `eval_dataset_fn`, else on a split of the training data."""
+  tell_training_split(job.dataset_split)
   return perplexity_eval_of(job, job.make_estimator(), job.eval_summary_dir)
 
 

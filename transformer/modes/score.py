@@ -31,7 +31,10 @@ from mesh_tensorflow.transformer.data.vocabularies.base import (
   as_text,
 )
 from mesh_tensorflow.transformer.modes.chosen_checkpoints import CheckpointStep, named_checkpoints
-from mesh_tensorflow.transformer.modes.input_fns import combined_dataset_input_fn
+from mesh_tensorflow.transformer.modes.input_fns import (
+  combined_dataset_input_fn,
+  tell_training_split,
+)
 from mesh_tensorflow.transformer.modes.job import Job, mode
 from mesh_tensorflow.transformer.training.trainer import InputFn, Trainer
 
@@ -392,6 +395,7 @@ def _without_padding(
 @mode("score_from_dataset", scores=True)
 def run_score_from_dataset(job: Job) -> Any:
   """Scores, and shows the first scores."""
+  tell_training_split(job.dataset_split)
   result = score_from_dataset(
     job.make_estimator(),
     job.vocabulary,

@@ -129,7 +129,7 @@ def test_the_folder_is_a_model_as_any_other(
   )
   assert (pathlib.Path(exported) / "saved_model.pb").exists()
   # It can be averaged no further, and a training may start from it.
-  with pytest.raises(errors.CheckpointError, match="is 2, and up to step 6 there are 1"):
+  with pytest.raises(errors.CheckpointError, match="is 2, and up to step 6 there is 1 check"):
     average(output, output / "more", 2)
   assert not (output / "more").exists()
   capsys.readouterr()
@@ -194,6 +194,21 @@ def test_what_is_wrong_is_told_and_nothing_is_written(
     average(empty, output / "a", 2)
   assert files(trained) == before and not (output / "a").exists()
   assert (there / "notes.txt").read_text() == "mine" and len(list(there.iterdir())) == 1
+
+
+def test_of_all_checkpoints_the_first_have_too_few_before_them(
+  trained: pathlib.Path, capsys: Any, caplog: Any
+) -> None:
+  all_of_them = "run.eval_checkpoint_step = 'all'"
+  last = loss(trained, "run.average_checkpoints = 2")
+  capsys.readouterr()
+  assert loss(trained, "run.average_checkpoints = 2", all_of_them) == pytest.approx(last, rel=1e-6)
+  assert re.findall(r"^step (\d+)  validation", capsys.readouterr().out, re.MULTILINE) == ["4", "6"]
+  assert "left out: run.average_checkpoints (--last" in caplog.text
+  with pytest.raises(
+    errors.CheckpointError, match="is 4, and up to step 6 there are 3 checkpoints"
+  ):
+    loss(trained, "run.average_checkpoints = 4", all_of_them)
 
 
 @pytest.mark.parametrize("damage", ["another shape", "a damaged file"])

@@ -273,6 +273,20 @@ def test_perplexity_eval(folder, scores):
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("mode", ["eval", "perplexity_eval", "score_eval", "score_from_dataset"])
+def test_a_score_of_the_training_split_is_told(folder, mode, capsys):
+  for split, told in (("train", 1), ("validation", 0)):
+    run(
+      folder,
+      f"run.mode = '{mode}'",
+      f"run.dataset_split = '{split}'",
+      "run.perplexity_eval_steps = 1",
+    )
+    shown = capsys.readouterr().out
+    assert shown.count("evaluates the split 'train', which the model is trained on") == told
+
+
+@pytest.mark.slow
 def test_decode_from_dataset(folder, tmp_path):
   """Its examples come from a data set of pairs; the language model is an untrained one."""
   model = tmp_path / "pairs.tsv"

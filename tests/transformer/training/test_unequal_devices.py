@@ -101,8 +101,21 @@ def test_a_plan_proposes_shares(tmp_path, capsys):
 @pytest.mark.parametrize(
   ("bindings", "error", "message"),
   [
-    (["run.device_shares = {'batch': [3, 2]}"], errors.MeshShapeError, "add up to 5: make it batc"),
-    (["run.device_shares = {'rows': [3, 1]}"], errors.MeshShapeError, "no dimension 'rows'; it ha"),
+    (
+      ["run.device_shares = {'batch': [3, 2]}"],
+      errors.MeshShapeError,
+      r"^run.device_shares: shares .* add up to 5: make it batc.* \(run.mesh_shape, .* 'batch:4'\)",
+    ),
+    (
+      ["run.device_shares = {'rows': [3, 1]}"],
+      errors.MeshShapeError,
+      "^run.device_shares: .*no dimension 'rows'; it has batch",
+    ),
+    (
+      ["run.shard_state = 'rows'"],
+      errors.LayoutError,
+      "^run.shard_state: .* over 'rows': .*no such dimension; it has batch .*is 'batch:4'",
+    ),
     (["run.device_shares = {'batch': [4, 0]}"], errors.ConfigError, "whole numbers of at least 1"),
     (["run.device_shares = [3, 1]"], errors.ConfigError, "a dict from mesh dimensions to lists"),
     (["run.device_shares = '3:1'"], errors.ConfigError, "a dict from mesh dimensions to lists"),

@@ -11,6 +11,7 @@ import io
 import itertools
 import logging
 import os
+import re
 import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
@@ -281,9 +282,16 @@ def train_subword_vocabulary(
       minloglevel=2,
     )
   except (RuntimeError, OSError) as e:
+    most = re.search(r"too high.*<= (\d+)", str(e))
+    why = (
+      f"too high for so small a text; give at most {most[1]} (get_subword_vocabulary.vocab_size = "
+      f"{most[1]}, or run.vocabulary = 'sentencepiece:{most[1]}')"
+      if most
+      else str(e)
+    )
     raise ConfigError(
       f"train_subword_vocabulary: SentencePiece cannot make a {model_type!r} vocabulary of "
-      f"vocab_size {vocab_size} from this text: {e}"
+      f"vocab_size {vocab_size} from this text: {why}"
     ) from e
   _LOG.info("trained a subword vocabulary in %.1f s", time.perf_counter() - started)
   return SentencePieceVocabulary(model.getvalue(), moses_language=moses_language)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import gzip
 import io
+import re
 import sys
 
 import gin
@@ -188,8 +189,10 @@ def test_wrong_input(pieces, tmp_path):
     sv.get_subword_vocabulary(missing)
   with pytest.raises(errors.DataError, match="there is no file .*none.txt"):
     sv.get_subword_vocabulary(missing, train_files=str(tmp_path / "none.txt"), vocab_size=50)
-  with pytest.raises(errors.ConfigError, match="vocab_size 5000.*too high"):
+  with pytest.raises(errors.ConfigError, match="vocab_size 5000.*too high") as told:
     sv.train_subword_vocabulary(TEXT, 5000)
+  most = re.search(r"get_subword_vocabulary.vocab_size = (\d+), or", str(told.value))
+  assert most and sv.train_subword_vocabulary(TEXT, int(most[1])).vocab_size == int(most[1])
   with pytest.raises(errors.DataError, match="there is no text"):
     sv.train_subword_vocabulary(["", " \n"], 50)
   (tmp_path / "file").write_text("")
