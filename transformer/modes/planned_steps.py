@@ -177,7 +177,10 @@ class StepMaker:
     variant.set_on(steps.model)
     if per_layer:
       return layered(steps, schedule)
-    set_cut(steps, settings.optimizer, settings.pipeline_cut, settings.mesh_implementation)
+    set_cut(
+      *(steps, settings.optimizer, settings.pipeline_cut, settings.mesh_implementation),
+      settings.pipeline_chunks,
+    )
     return steps
 
   def __call__(
