@@ -677,16 +677,16 @@ class Programs:
     return steps.test_step(self.model) if kind == "test" else steps.predict_step(self.model)
 
   def _names(
-    self, step: steps.Step, batch: Batch, given: Batch | None = None
+    self, step: steps.Step, batch: Batch, arguments: Batch | None = None
   ) -> dict[str, Sequence[str | None]]:
     """The names that the user gave, that variables have already, and of the examples.
 
     Args:
       step: the step.
       batch: what of its arguments is of examples.
-      given: all of them, by default the same.
+      arguments: all of them, by default the same.
     """
-    used = [v.path for v in step.used((given or batch).signature)]
+    used = [v.path for v in step.used((arguments or batch).signature)]
     known = {} if self.decision is None else self.decision.names
     names: dict[str, Sequence[str | None]] = {}
     for pattern, given in self._dims.items():

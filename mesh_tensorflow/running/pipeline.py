@@ -205,16 +205,16 @@ def _tasks(
   tasks: list[schedules.Task] = []
   for s in segments:
     before = {maker[source.get(x, x)] for x in s.inputs if source.get(x, x) in maker}
-    backward = any(
-      op.is_backward and not of_backward.isdisjoint(op.outputs) for op in s.operations
-    )
+    backward = any(op.is_backward and not of_backward.isdisjoint(op.outputs) for op in s.operations)
     forward = {
       x
       for op in s.operations
       if not (op.is_backward or isinstance(op, Variable))
       for x in op.outputs
     }
-    both = backward and any(x in forward for op in s.operations if op.is_backward for x in op.inputs)
+    both = backward and any(
+      x in forward for op in s.operations if op.is_backward for x in op.inputs
+    )
     kind = "FB" if both else "B" if backward else "F"
     if kind == "B" and any(
       segments[i].impl is s.impl and segments[i].level == s.level for i in before

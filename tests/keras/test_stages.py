@@ -403,7 +403,7 @@ def test_an_automatic_layout_is_searched_for_stages(cpu_devices: list[str]) -> N
       plan = parallel.describe().pipeline
       assert plan is not None and plan.microbatches == 2
       assert predicted[-1] == max(s.memory for s in plan.stages)
-  assert predicted[1] < 0.75 * predicted[0]
+  assert predicted[1] < 0.9 * predicted[0]
 
 
 # -------------------------------------------------------------------- what is refused
@@ -469,6 +469,13 @@ def masked_by_noise() -> keras.Model:
   return keras.Model(inputs, layers.Dense(4)(x), name="net")
 
 
+class Total(keras.losses.Loss):
+  """A scalar, of which Keras does not know whether it is a sum or a mean."""
+
+  def call(self, y_true: Any, y_pred: Any) -> Any:
+    return keras.ops.mean(keras.ops.square(y_pred))
+
+
 class OwnMetrics(keras.Model):
   def compute_metrics(self, *args: Any, **kwargs: Any) -> Any:
     return {**super().compute_metrics(*args, **kwargs), "one": 1.0}
@@ -482,10 +489,8 @@ class OwnMetrics(keras.Model):
       "changes norm0/moving_mean by more than adding .*GroupNormalization.*microbatches=1",
     ),
     (
-      lambda: compiled(
-        blocks(), loss=keras.losses.SparseCategoricalCrossentropy(True, reduction=None)
-      ),
-      "reduction=None, .*sum_over_batch_size.* microbatches=1",
+      lambda: compiled(blocks(), loss=Total("Total", "sum")),
+      "Total has reduction='sum', .*sum_over_batch_size.* microbatches=1",
     ),
     (
       lambda: compiled(blocks(), keras.optimizers.Adam(gradient_accumulation_steps=4)),
@@ -500,7 +505,7 @@ class OwnMetrics(keras.Model):
       "OwnMetrics has a compute_metrics of its own",
     ),
   ],
-  ids=["batch statistics", "no reduction", "accumulation", "loss scale", "metrics"],
+  ids=["batch statistics", "a scalar", "accumulation", "loss scale", "metrics"],
 )
 def test_refused_at_a_first_batch(make: Any, message: str, cpu_devices: list[str]) -> None:
   parallel = mtf.keras.parallelize(make(), "rows:1", "", stages=2)
