@@ -59,8 +59,9 @@ def of_microbatch(count: int, factors: Sequence[tf.Tensor]) -> Iterator[None]:
     is_scalar = not _values_of(self, y, prediction).shape.rank
     if self.reduction in (None, "none") or (self.reduction == "sum" and is_scalar):
       raise UnsupportedError(
-        f"mtf.keras: the loss {self.name} has reduction={self.reduction!r}, of "
-        "which nobody knows how the losses of microbatches become that of a batch; give it "
+        f"mtf.keras: the loss {self.name} has reduction={self.reduction!r}"
+        + (" of a scalar" if is_scalar else "")
+        + ", and that of a batch does not follow from those of its microbatches; give it "
         "reduction='sum_over_batch_size', or give parallelize microbatches=1"
       )
     if self.reduction == "sum":

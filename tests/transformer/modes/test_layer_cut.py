@@ -119,9 +119,26 @@ def test_several_runs_of_layers_on_a_stage():
   assert two.bubble == pytest.approx(1 / (2 * 8 + 1))
   assert [s.under_way for s in one.stages] == [2, 1]
   assert two.stages[0].under_way == (2 * 1 + 1 * 2 + 1) / 2
+  # As Narayanan et al. draw it: forward in turns, then one forward, one back.
+  assert (
+    two.drawn(102)
+    .splitlines()[0]
+    .endswith(
+      "|0011001122..aaaa33bbbb22aaaa33bbbb44cccc55dddd44cccc55dddd66eeee77ffff66eeee77ffff..gggg..hhhh"
+      "gggghhhh|"
+    )
+  )
   # Activations go there, back, and there again.
   assert sum(s.sent for s in two.stages) > 2 * sum(s.sent for s in one.stages)
   assert sum(s.variables for s in two.stages) == sum(s.variables for s in one.stages)
+
+
+def test_a_plan_has_the_runs(tmp_path, capsys):
+  plan = ("run.mode = 'plan'", "print_best_layouts.search = False", "run.pipeline_chunks = 3")
+  small_lm.run(tmp_path, *SETTINGS, TWO, *plan, text=small_lm.TEXT)
+  text = capsys.readouterr().out
+  assert "2 stages of 3 runs each, 1, 1, 1, 1, 1, 1 layers" in text
+  assert "Pipeline of 2 stages, 4 microbatches, schedule 1f1b: stages are idle for 8 %" in text
 
 
 def test_runs_are_balanced():
