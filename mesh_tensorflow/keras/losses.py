@@ -88,7 +88,7 @@ def _has_factor(loss: Any, y: Any, prediction: Any, weight: Any) -> bool:
 
 
 def _values_of(loss: Any, y: Any, prediction: Any) -> Any:
-  """What a loss returns before the reduction; nothing of it is computed if only a shape is used."""
+  """The values of a loss before its reduction; only their shape costs nothing in the end."""
   y, prediction = (
     tf.nest.map_structure(lambda x: keras.ops.convert_to_tensor(x, dtype=loss.dtype), x)
     for x in (y, prediction)

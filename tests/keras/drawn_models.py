@@ -609,7 +609,7 @@ class Reference:
     self._moved: Arrays | None = None
 
   def values(self, microbatches: int = 1) -> Arrays:
-    """What a training gives.
+    """Results of a training.
 
     Args:
       microbatches: of a batch; a model that draws random numbers draws others in each.
