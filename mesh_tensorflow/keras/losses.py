@@ -51,7 +51,7 @@ def of_microbatch(count: int, factors: Sequence[tf.Tensor]) -> Iterator[None]:
     factors: what `of_whole_batch` gave.
 
   Raises:
-    UnsupportedError: when a loss is computed: it has no reduction.
+    UnsupportedError: when a loss is computed: it has no reduction, or is the sum of a scalar.
   """
   remaining = iter(factors)
 
@@ -81,16 +81,18 @@ def _has_factor(loss: Any, y: Any, prediction: Any, weight: Any) -> bool:
   values = _values_of(loss, y, prediction)
   # Keras itself gives values a mask where a loss has an ignore_class.
   masks = [getattr(x, "_keras_mask", None) for x in (*tf.nest.flatten(prediction), values)]
-  by_weight = loss.reduction == "mean_with_sample_weight" and weight is not None
-  by_mask = loss.reduction in _MEANS and any(m is not None for m in masks)
+  is_masked = any(m is not None for m in masks)
+  is_weighted = loss.reduction not in _MEANS and weight is not None
   # A function that returns a scalar is a mean itself.
-  return bool(values.shape.rank and (by_weight or by_mask))
+  return bool(values.shape.rank and loss.reduction != "sum" and (is_masked or is_weighted))
 
 
 def _values_of(loss: Any, y: Any, prediction: Any) -> Any:
   """The values of a loss before its reduction; only their shape costs nothing in the end."""
   y, prediction = (
-    tf.nest.map_structure(lambda x: keras.ops.convert_to_tensor(x, dtype=loss.dtype), x)
+    tf.nest.map_structure(
+      lambda x: keras.ops.convert_to_tensor(x, dtype=getattr(loss, "dtype", None)), x
+    )
     for x in (y, prediction)
   )
   return keras.ops.convert_to_tensor(loss.call(y, prediction))

@@ -272,6 +272,7 @@ def masked(reduction: str, **kwargs: Any) -> keras.Model:
     ("sum_over_batch_size", False, 2),
     ("mean_with_sample_weight", True, None),
     pytest.param("mean_with_sample_weight", True, 2, marks=pytest.mark.long),
+    pytest.param("mean_with_sample_weight", False, 2, marks=pytest.mark.long),
     pytest.param("sum_over_batch_size", True, 2, marks=pytest.mark.long),
     pytest.param("mean", True, 3, marks=pytest.mark.long),
     pytest.param("sum", True, 2, marks=pytest.mark.long),
