@@ -403,7 +403,7 @@ class Programs:
         *(kind, self._mesh, self._layout, imported, body, signature, self.model, traced),
         tell=functools.partial(self._once, _LOG.warning),
         say=functools.partial(self._once, print),
-        place=lambda impl: self._place(program, impl, traced, signature),
+        place=lambda impl: self._place_for_search(program, impl, traced, signature),
       )
       # What was made for the search has another layout.
       program.microbatches = program.update = None
@@ -468,6 +468,18 @@ class Programs:
       factors.place(stages.of_forward(factors.program, of_batch, self.cut, self._stage_of))
     for spec, mesh in zip(signature, stages.of_arguments(forward.program, placed)):
       spec.mesh = mesh
+
+  def _place_for_search(
+    self, program: Program, impl: MeshImpl, graph: tf.Graph, signature: Sequence[TensorSpec]
+  ) -> bool:
+    """As `_place`; a program that is no pipeline stays on one mesh, and False is returned."""
+    self._place(program, impl, graph, signature)
+    if self.cut is not None and program.microbatches is not None:
+      return True
+    program.imported.place(None)
+    for spec in signature:
+      spec.mesh = None
+    return False
 
   def _microbatches_of(self, batch: Batch, signature: Sequence[TensorSpec], impl: MeshImpl) -> int:
     """The number of microbatches of a batch.
@@ -860,7 +872,8 @@ class Programs:
       given: its arguments, flat.
       arguments: they, if it is traced when it is called first.
     """
-    if self.cut is None:
+    # A layout may be searched for the whole on one mesh.
+    if self.cut is None or any(not x.mesh.name.startswith("stage") for x in given):
       imported.place(None)
       return
     if arguments is not None:

@@ -352,6 +352,17 @@ def test_predict_comes_first(cpu_devices: list[str]) -> None:
 
 
 @pytest.mark.long
+def test_an_automatic_layout_without_microbatches(cpu_devices: list[str]) -> None:
+  """Stages one after the other are searched as one mesh; prediction comes before."""
+  parallel = mtf.keras.parallelize(compiled(blocks()), 4, stages=2, microbatches=1)
+  np.testing.assert_allclose(
+    parallel.predict(X, verbose=0), blocks().predict(X, verbose=0), rtol=1e-4, atol=1e-5
+  )
+  assert parallel.mesh_impl is not None and parallel.mesh_impl.size == 2
+  check_fit(lambda: compiled(blocks()), parallel)
+
+
+@pytest.mark.long
 def test_weights_without_gradients(cpu_devices: list[str]) -> None:
   def make() -> keras.Model:
     model = compiled(blocks())
@@ -395,8 +406,11 @@ def test_an_automatic_layout_is_searched_for_stages(cpu_devices: list[str]) -> N
   """What a stage takes is that of its own layers, as `describe` has it."""
   predicted = []
   for stages in (None, 2):
-    parallel = mtf.keras.parallelize(compiled(blocks()), "rows:2", stages=stages, microbatches=2)
+    # Of a number of devices the shape of the mesh of a stage is searched, too.
+    mesh: Any = "rows:2" if stages is None else 4
+    parallel = mtf.keras.parallelize(compiled(blocks()), mesh, stages=stages, microbatches=2)
     parallel.train_on_batch(X[:16], Y[:16])
+    assert parallel.mesh_impl is not None and parallel.mesh_impl.size == 2
     decision = parallel._programs.decision
     assert decision is not None and decision.choice is not None
     predicted.append(decision.choice.memory)
