@@ -505,7 +505,7 @@ class OwnMetrics(keras.Model):
     ),
     (
       lambda: compiled(blocks(), loss=Total("Total", "sum")),
-      "Total has reduction='sum', .*sum_over_batch_size.* microbatches=1",
+      "Total has reduction='sum' of a scalar, .*sum_over_batch_size.* microbatches=1",
     ),
     (
       lambda: compiled(blocks(), keras.optimizers.Adam(gradient_accumulation_steps=4)),
