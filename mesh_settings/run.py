@@ -316,11 +316,18 @@ class RunSettings(TrainerSettings):
     "1f1b",
     one_of(PIPELINE_SCHEDULES),
   )
+  pipeline_chunks: int = setting(
+    "with `pipeline_stages`, the number of runs of layers on each stage: with 2 and two stages the "
+    "first and the third quarter of the layers are on the first stage. Stages wait less and send "
+    "more (interleaved schedules); see docs/pipelines.md.",
+    1,
+    COUNT,
+  )
   pipeline_cut: Any = setting(
     'with `pipeline_stages`, which layers are on which stage: "auto": the longest stage is '
     'predicted to be as short as can be, if that is a gain; "equal": equal numbers of layers; or '
-    "the number of each stage, such as (5, 4, 3). Attention and feed-forward layers count one "
-    "each.",
+    "the number of each stage, such as (5, 4, 3); with `pipeline_chunks` that of each run. "
+    "Attention and feed-forward layers count one each.",
     "auto",
     Rule('"auto", "equal", or the number of layers of each stage, such as (5, 4, 3)', _is_cut),
   )

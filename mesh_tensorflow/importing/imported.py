@@ -50,7 +50,7 @@ from mesh_tensorflow.importing.naming import (
 )
 from mesh_tensorflow.importing.nodes import Program, VariableRecord, Wire
 from mesh_tensorflow.importing.replicating import relate_program, replicated_nodes, warn_of
-from mesh_tensorflow.importing.tracing import Result, Traced, trace
+from mesh_tensorflow.importing.tracing import Result, Traced, trace, without_changes
 from mesh_tensorflow.importing.value import Value
 from mesh_tensorflow.operations.constants import import_tf_tensor
 from mesh_tensorflow.operations.reshape import reshape
@@ -344,6 +344,15 @@ class Imported:
       stages: the meshes; None: that of the arguments.
     """
     self._stages = stages
+
+  def leave_out_changes(self) -> None:
+    """Leaves out all changes of variables, and what only they need: results are as without them."""
+    model = self._traced()
+    program = without_changes(model.traced.program)
+    self._last = dataclasses.replace(
+      model, traced=dataclasses.replace(model.traced, program=program)
+    )
+    self._models = {key: self._last if m is model else m for key, m in self._models.items()}
 
   def __call__(self, *args: Any, **kwargs: Any) -> Any:
     """Makes the operations, inside an `mtf.function` or any other mtf graph.

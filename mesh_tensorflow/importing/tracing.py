@@ -574,12 +574,20 @@ def _fold_shape(node: Node) -> bool:
   return True
 
 
-def _needed(nodes: Sequence[Node], outputs: Sequence[Wire]) -> tuple[Node, ...]:
+def without_changes(program: Program) -> Program:
+  """A program without the changes of variables, but for those that its results depend on."""
+  nodes = _needed(program.nodes, program.outputs, keep_changes=False)
+  return dataclasses.replace(program, nodes=nodes)
+
+
+def _needed(
+  nodes: Sequence[Node], outputs: Sequence[Wire], keep_changes: bool = True
+) -> tuple[Node, ...]:
   """Removes nodes that neither lead to an output nor change a variable (dead code)."""
   needed = set(outputs)
   kept = []
   for node in reversed(nodes):
-    if changes_variables(node) or any(w in needed for w in node.outputs):
+    if (keep_changes and changes_variables(node)) or any(w in needed for w in node.outputs):
       kept.append(node)
       needed.update(node.inputs)
   return tuple(with_parts(kept[::-1], outputs))

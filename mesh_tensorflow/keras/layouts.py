@@ -718,6 +718,7 @@ def decide(
   traced: tf.Graph,
   tell: Callable[[str], None] = _LOG.warning,
   say: Callable[[str], None] = print,
+  place: Callable[[MeshImpl], bool] = lambda impl: False,
 ) -> Decision:
   """Decides the layout for a program.
 
@@ -732,6 +733,8 @@ def decide(
     traced: the graph of the function that was imported.
     tell: takes warnings.
     say: takes the two lines of what `AutoParallel` chose.
+    place: called before a layout is searched, with a mesh of no layout: makes a pipeline of the
+      program, whose stages are then looked at one by one; returns False if it is none.
 
   Raises:
     LayoutError: what is asked for suits neither the program nor the mesh.
@@ -752,7 +755,8 @@ def decide(
   if mesh.size == 1:
     return Decision(mesh.make(shape or Shape([Dimension("all", 1)]), ""), names, kind)
   any_mesh = mesh.make(shape or Shape([Dimension("all", mesh.size)]), "")
-  planned = Function(body, any_mesh, signature, "mesh")
+  is_pipeline = place(of_stages := mesh.with_stages(any_mesh))
+  planned = Function(body, of_stages if is_pipeline else any_mesh, signature, "mesh")
   choice: LayoutChoice | None = None
   # The second best is found, too: it splits something where the best splits nothing.
   limits: Any = {
@@ -762,7 +766,9 @@ def decide(
   }
   try:
     if shape is None:
-      choice = auto_layout(planned, devices=mesh.size, **limits)
+      choice = auto_layout(
+        planned, devices=mesh.size * (mesh.stages if is_pipeline else 1), **limits
+      )
     else:
       choice = auto_layout(planned, mesh_shape=shape, **limits)
   except LayoutError as e:  # Sizes of 1, say: nobody asked for a rule, so none is wrong.

@@ -85,6 +85,8 @@ class Microbatches:
     graph: that it was traced in.
     added: names of the variables, metrics' say, that it only adds to.
     draws: for each state of a seed generator the number of seeds that it takes.
+    factors: what computes the factors of the losses, of the whole batch, and the graph that it was
+      traced in; None if no loss has one.
     finish: the end of the step, or None.
   """
 
@@ -93,6 +95,7 @@ class Microbatches:
   graph: tf.Graph
   added: list[str]
   draws: dict[str, int]
+  factors: tuple[Imported, tf.Graph] | None = None
   finish: Imported | None = None
 
 
@@ -400,7 +403,10 @@ class Programs:
         *(kind, self._mesh, self._layout, imported, body, signature, self.model, traced),
         tell=functools.partial(self._once, _LOG.warning),
         say=functools.partial(self._once, print),
+        place=lambda impl: self._place_for_search(program, impl, traced, signature),
       )
+      # What was made for the search has another layout.
+      program.microbatches = program.update = None
       with_stages = self._mesh.with_stages(decision.mesh_impl)
       decision = dataclasses.replace(decision, mesh_impl=with_stages)
     if decision is not before:
@@ -457,8 +463,23 @@ class Programs:
       forward, traced = program.microbatches.imported, program.microbatches.graph
     placed = stages.of_forward(forward.program, traced, self.cut, self._stage_of)
     forward.place(placed)
+    if program.microbatches is not None and program.microbatches.factors is not None:
+      factors, of_batch = program.microbatches.factors
+      factors.place(stages.of_forward(factors.program, of_batch, self.cut, self._stage_of))
     for spec, mesh in zip(signature, stages.of_arguments(forward.program, placed)):
       spec.mesh = mesh
+
+  def _place_for_search(
+    self, program: Program, impl: MeshImpl, graph: tf.Graph, signature: Sequence[TensorSpec]
+  ) -> bool:
+    """As `_place`; a program that is no pipeline stays on one mesh, and False is returned."""
+    self._place(program, impl, graph, signature)
+    if self.cut is not None and program.microbatches is not None:
+      return True
+    program.imported.place(None)
+    for spec in signature:
+      spec.mesh = None
+    return False
 
   def _microbatches_of(self, batch: Batch, signature: Sequence[TensorSpec], impl: MeshImpl) -> int:
     """The number of microbatches of a batch.
@@ -512,12 +533,16 @@ class Programs:
         batch.values,
       ),
     )
-    step = self._step(steps.microbatch_step(self.model), part)
+    factors, given = self._factors(batch), part
+    if factors is not None:
+      scalars = [tf.TensorSpec(w.shape, w.dtype) for w in factors[0].program.outputs]
+      given = Batch((*part.names, "factors"), (*part.values, scalars))
+    step = self._step(steps.microbatch_step(self.model, count), given)
     step.variables[:] = self._named()
-    self._name_others(step, part.signature)
-    imported = self._imported(step, list(part.signature), self._names(step, part))
-    assert self.decision is not None
-    names = {k: v for k, v in self.decision.stored.items() if k in names_of(imported)}
+    self._name_others(step, given.signature)
+    imported = self._imported(step, list(given.signature), self._names(step, part, given))
+    stored = {} if self.decision is None else self.decision.stored
+    names = {k: v for k, v in stored.items() if k in names_of(imported)}
     if names:
       imported.store_as(names)
     traced, added, draws = imported.program, list[str](), dict[str, int]()
@@ -545,8 +570,31 @@ class Programs:
           "normalization (GroupNormalization, LayerNormalization), set trainable=False of the "
           "layer, or give parallelize microbatches=1"
         )
-    graph = step.get_concrete_function(*part.signature).graph
-    return Microbatches(count, imported, graph, added, draws)
+    graph = step.get_concrete_function(*given.signature).graph
+    return Microbatches(count, imported, graph, added, draws, factors)
+
+  def _factors(self, batch: Batch) -> tuple[Imported, tf.Graph] | None:
+    """Imports what computes the factors of the losses of a batch; None if no loss has one.
+
+    Raises:
+      UnsupportedError: a factor depends on random numbers.
+    """
+    step = self._step(steps.factors_step(self.model), batch)
+    step.variables[:] = self._named()
+    self._name_others(step, batch.signature)
+    concrete = step.get_concrete_function(*batch.signature)
+    if not concrete.outputs:
+      return None
+    imported = self._imported(step, list(batch.signature), self._names(step, batch))
+    imported.leave_out_changes()
+    for node in imported.program.nodes:
+      if any(w.variable is not None and w.variable.path.endswith(_SEED) for w in node.inputs):
+        raise UnsupportedError(
+          f"mtf.keras: the mask of an output of {self.model.name} depends on random numbers, "
+          "dropout say, that are others in each microbatch: mask before them, give the mask as "
+          "sample_weight, or give parallelize microbatches=1"
+        )
+    return imported, concrete.graph
 
   def _once(self, tell: Callable[[str], None], text: str) -> None:
     if text not in self._told:
@@ -658,9 +706,17 @@ class Programs:
       return steps.generate_step(self.model, stop)
     return steps.test_step(self.model) if kind == "test" else steps.predict_step(self.model)
 
-  def _names(self, step: steps.Step, batch: Batch) -> dict[str, Sequence[str | None]]:
-    """The names that the user gave, that variables have already, and of the examples."""
-    used = [v.path for v in step.used(batch.signature)]
+  def _names(
+    self, step: steps.Step, batch: Batch, arguments: Batch | None = None
+  ) -> dict[str, Sequence[str | None]]:
+    """The names that the user gave, that variables have already, and of the examples.
+
+    Args:
+      step: the step.
+      batch: what of its arguments is of examples.
+      arguments: all of them, by default the same.
+    """
+    used = [v.path for v in step.used((arguments or batch).signature)]
     known = {} if self.decision is None else self.decision.names
     names: dict[str, Sequence[str | None]] = {}
     for pattern, given in self._dims.items():
@@ -698,7 +754,10 @@ class Programs:
       lambda t: None if t is None else next(flat), list(program.batch.values)
     )
     if program.microbatches is not None:
-      return self._operations_in_microbatches(program, program.microbatches, tensors)
+      factors = []
+      if program.microbatches.factors is not None:
+        factors = [program.microbatches.factors[0](*args)]
+      return self._operations_in_microbatches(program, program.microbatches, tensors, factors)
     results = program.imported(*args)
     if not program.takes_gradients:
       return results
@@ -709,9 +768,20 @@ class Programs:
     return logs
 
   def _operations_in_microbatches(
-    self, program: Program, microbatches: Microbatches, tensors: Sequence[Tensor]
+    self,
+    program: Program,
+    microbatches: Microbatches,
+    tensors: Sequence[Tensor],
+    factors: Sequence[Any],
   ) -> Any:
-    """A step of training, whose forward and backward passes are a loop over microbatches."""
+    """A step of training, whose forward and backward passes are a loop over microbatches.
+
+    Args:
+      program: the step.
+      microbatches: how it is taken apart.
+      tensors: the batch.
+      factors: a list of those of the losses, or nothing.
+    """
     imported, count = microbatches.imported, microbatches.count
     batch_dim = tensors[0].shape[0]
     features = {
@@ -736,7 +806,7 @@ class Programs:
 
       held: dict[str, Start] = dict.fromkeys(microbatches.added, zero)
       held.update(dict.fromkeys(microbatches.draws, seed))
-      loss, changes = imported.call_holding(held, *args)
+      loss, changes = imported.call_holding(held, *args, *factors)
       loss = multiply(loss, 1.0 / count)
       paths, found = self._trained(imported, loss.mesh)
       pairs = [(p, g) for p, g in zip(paths, gradients([loss], found)) if g is not None]
@@ -820,7 +890,8 @@ class Programs:
       given: its arguments, flat.
       arguments: they, if it is traced when it is called first.
     """
-    if self.cut is None:
+    # A layout may be searched for the whole on one mesh.
+    if self.cut is None or any(not x.mesh.name.startswith("stage") for x in given):
       imported.place(None)
       return
     if arguments is not None:

@@ -18,7 +18,7 @@ import tensorflow as tf
 
 from mesh_tensorflow.errors import ArgumentError, UnsupportedError
 from mesh_tensorflow.importing.naming import OwnNames
-from mesh_tensorflow.keras import mirror
+from mesh_tensorflow.keras import losses, mirror
 
 # Names of the arguments of a step, as `dims` of `parallelize` has them.
 ARGUMENTS = ("inputs", "targets", "sample_weight")
@@ -133,7 +133,7 @@ def train_step(model: keras.Model) -> Callable[..., Any]:
   forward = _forward(model)
 
   def step(inputs: Any, targets: Any = None, sample_weight: Any = None) -> Any:
-    scaled, logs, _ = forward(inputs, targets, sample_weight)
+    scaled, logs = forward(inputs, targets, sample_weight)
     return scaled, _logs(logs)
 
   return step
@@ -159,48 +159,56 @@ def _forward(model: keras.Model) -> Callable[..., Any]:
       tracker.update_state(loss, sample_weight=tf.constant(examples))
     scaled = loss if model.optimizer is None else model.optimizer.scale_loss(loss)
     logs = model.compute_metrics(inputs, targets, outputs, sample_weight=sample_weight)
-    return tf.convert_to_tensor(scaled), logs, outputs
+    return tf.convert_to_tensor(scaled), logs
 
   return forward
 
 
-def microbatch_step(model: keras.Model) -> Callable[..., Any]:
-  """The forward part of a training step, of a microbatch.
+def factors_step(model: keras.Model) -> Callable[..., Any]:
+  """The factors of the losses of a whole batch; see `losses.of_whole_batch`.
 
   Args:
     model: a compiled model.
 
   Returns:
-    A function of a microbatch that updates the metrics, and returns the loss to differentiate.
-
-  Raises:
-    UnsupportedError: the mean of the losses of microbatches may not be that of the batch.
+    A function of a batch that returns them. What it changes shall be left out.
   """
   forward = _forward(model)
-  advice = "give parallelize microbatches=1"
+
+  def step(inputs: Any, targets: Any = None, sample_weight: Any = None) -> Any:
+    with losses.of_whole_batch() as factors:
+      forward(inputs, targets, sample_weight)
+    return factors
+
+  return step
+
+
+def microbatch_step(model: keras.Model, count: int) -> Callable[..., Any]:
+  """The forward part of a training step, of a microbatch.
+
+  Args:
+    model: a compiled model.
+    count: number of microbatches.
+
+  Returns:
+    A function of a microbatch, and the factors if there are any, that updates the metrics, and
+    returns the loss to differentiate: the mean of those of all microbatches is that of the batch.
+
+  Raises:
+    UnsupportedError: the metrics of microbatches do not make that of the batch.
+  """
+  forward = _forward(model)
   if type(model).compute_metrics is not keras.Model.compute_metrics:
     raise UnsupportedError(
       f"mtf.keras: {type(model).__name__} has a compute_metrics of its own, whose results are of a "
-      f"whole batch; {advice}, or override get_metrics_result instead"
+      "whole batch; give parallelize microbatches=1, or override get_metrics_result instead"
     )
 
-  def step(inputs: Any, targets: Any = None, sample_weight: Any = None) -> Any:
-    for loss in tf.nest.flatten(getattr(model, "loss", None)):
-      reduction = getattr(loss, "reduction", "sum_over_batch_size")
-      by_weight = reduction == "mean_with_sample_weight" and sample_weight is not None
-      if reduction not in ("sum_over_batch_size", "mean", "mean_with_sample_weight") or by_weight:
-        raise UnsupportedError(
-          f"mtf.keras: the loss {loss.name} has reduction={reduction!r}, which is not the mean over"
-          " the examples of a batch, so that of a batch is not the mean of its microbatches'; give "
-          f"it reduction='sum_over_batch_size', or {advice}"
-        )
-    scaled, _, outputs = forward(inputs, targets, sample_weight)
-    if any(getattr(y, "_keras_mask", None) is not None for y in tf.nest.flatten(outputs)):
-      raise UnsupportedError(
-        f"mtf.keras: an output of {model.name} has a mask: its loss is a mean over the positions "
-        "that are not masked, of which microbatches have different numbers; give the mask as "
-        f"sample_weight instead, or {advice}"
-      )
+  def step(
+    inputs: Any, targets: Any = None, sample_weight: Any = None, factors: Sequence[Any] = ()
+  ) -> Any:
+    with losses.of_microbatch(count, factors):
+      scaled, _ = forward(inputs, targets, sample_weight)
     return scaled
 
   return step

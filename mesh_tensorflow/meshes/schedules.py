@@ -105,18 +105,31 @@ class Table:
     every = [(m, a) for m, row in enumerate(self.actions) for a in row]
     return sorted(every, key=lambda e: (e[1].start, e[1].end, e[0]))
 
-  def under_way(self, mesh: int) -> int:
-    """The most microbatches of which a mesh holds activations at a time."""
+  def under_way(self, mesh: int) -> float:
+    """The most microbatches of which a mesh holds activations at a time.
+
+    With several forward tasks, of several stages on the mesh, each holds an equal part of them.
+
+    Args:
+      mesh: number of the mesh.
+    """
     own = [i for i, t in enumerate(self.tasks) if t.mesh == mesh]
+    # For each task the forward task whose activations it needs.
+    of: dict[int, int] = {}
+    for i in own:
+      before = [j for j in self.tasks[i].after if j in of]
+      forward = [j for j in before if of[j] == j]
+      of[i] = i if "F" in self.tasks[i].kind or not before else of[(forward or before)[-1]]
+    held = {i: [j for j in own if of[j] == i] for i in own if of[i] == i}
+    left = {(i, m): len(tasks) for i, tasks in held.items() for m in range(self.microbatches)}
     most = now = 0
-    left = dict.fromkeys(range(self.microbatches), len(own))
     for a in self.actions[mesh]:
-      if left[a.microbatch] == len(own):
-        now += 1
-        most = max(most, now)
-      left[a.microbatch] -= 1
-      now -= not left[a.microbatch]
-    return most
+      key = of[a.task], a.microbatch
+      now += left[key] == len(held[key[0]])
+      most = max(most, now)
+      left[key] -= 1
+      now -= not left[key]
+    return most if len(held) < 2 else most / len(held)
 
 
 def table(tasks: Sequence[Task], microbatches: int, schedule: str) -> Table:

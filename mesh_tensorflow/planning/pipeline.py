@@ -52,7 +52,8 @@ class StagePlan:
     kept: bytes of activations on each device that a microbatch keeps for its way back.
     transient: the most bytes on each device that a task makes besides, at any time, the gradients
       of a microbatch among them.
-    under_way: the most microbatches of which it keeps activations.
+    under_way: the most microbatches of which it keeps activations; of a stage of several runs of
+      layers each keeps a part of them.
     sent: bytes that each device sends to other stages in a step.
     forward: seconds of its forward tasks for a microbatch; 0 without a machine.
     backward: those of the backward tasks; on the last stage both are one task, which counts here.
@@ -64,7 +65,7 @@ class StagePlan:
   gradients: int
   kept: int
   transient: int
-  under_way: int
+  under_way: float
   sent: int
   forward: float = 0.0
   backward: float = 0.0
@@ -73,7 +74,8 @@ class StagePlan:
   @property
   def memory(self) -> int:
     """Bytes on each device, at most: variables, gradients, activations, and the running task's."""
-    return self.variables + self.gradients + self.kept * self.under_way + self.transient
+    kept = round(self.kept * self.under_way)
+    return self.variables + self.gradients + kept + self.transient
 
 
 @dataclasses.dataclass(frozen=True)

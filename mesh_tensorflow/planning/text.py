@@ -70,7 +70,7 @@ def _pipeline(report: Any) -> str:
       [
         s.name,
         *(format_seconds(t) for t in times if plan.is_timed),
-        str(s.under_way),
+        f"{s.under_way:.3g}",
         format_bytes(s.memory),
         format_bytes(s.sent),
       ]

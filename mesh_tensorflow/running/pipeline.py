@@ -124,7 +124,7 @@ def divided(loop: WhileLoopOperation, impl_of: ImplOf, seed: Tensor | None) -> S
   if loop.schedule == "zero_bubble":
     order = [part for s in order for part in _split(s, order)]
   connect(order, outputs, seed)
-  return Stages(once, counters, order, sums, _tasks(order, impl_of))
+  return Stages(once, counters, order, sums, _tasks(order, impl_of, outputs))
 
 
 def _addends(y: Tensor, inside: set[Operation], impl_of: ImplOf) -> list[Tensor]:
@@ -213,7 +213,20 @@ def _split(s: Segment | Operation, order: Sequence[Segment | Operation]) -> list
   return [s, weights]
 
 
-def _tasks(order: Sequence[Segment | Operation], impl_of: ImplOf) -> list[schedules.Task]:
+def _tasks(
+  order: Sequence[Segment | Operation], impl_of: ImplOf, outputs: Sequence[Tensor]
+) -> list[schedules.Task]:
+  """The task of each segment.
+
+  Args:
+    order: the segments, and what is between them.
+    impl_of: returns the mesh implementation of an operation or a tensor.
+    outputs: what is added up over the microbatches.
+  """
+  # What a gradient is made of and no activation is needed for, the weights of a loss say, may be in
+  # the forward segment of any run of layers on its mesh.
+  crossing = _crossing(order)
+  of_backward = {*outputs, *crossing}
   impls: dict[Any, int] = {}
   segments = [s for s in order if isinstance(s, Segment)]
   maker = {x: i for i, s in enumerate(segments) for x in s.outputs}
@@ -221,16 +234,15 @@ def _tasks(order: Sequence[Segment | Operation], impl_of: ImplOf) -> list[schedu
   for r in order:
     if isinstance(r, Reshard):
       source[r.outputs[0]] = source.get(r.inputs[0], r.inputs[0])
-  crossing = _crossing(order)
   tasks: list[schedules.Task] = []
   for s in segments:
     before = {maker[source.get(x, x)] for x in s.inputs if source.get(x, x) in maker}
+    backward = any(op.is_backward and not of_backward.isdisjoint(op.outputs) for op in s.operations)
     kind = "F"
-    if any(op.is_backward for op in s.operations):
-      if any(tasks[i].kind != "F" for i in before):
-        kind = "B"
-      elif not _sends_activations(s, crossing):
-        kind = "FB"
+    if backward and any(tasks[i].kind != "F" for i in before):
+      kind = "B"
+    elif backward and not _sends_activations(s, crossing):
+      kind = "FB"
     if kind == "B" and any(
       segments[i].impl is s.impl and segments[i].level == s.level for i in before
     ):

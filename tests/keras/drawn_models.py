@@ -2,8 +2,9 @@
 
 `python -m tests.keras.drawn_models --models=50 --seed=3` prints how many gave Keras' losses,
 weights and predictions, which gave others, and which ended in an error; `--only=17` runs model 17
-of the seed. Each is trained twice: by "auto", on a machine for which splitting pays, and by a
-layout that is drawn from the names of its dimensions.
+of the seed. Each is trained by "auto", on a machine for which splitting pays; by a layout that is
+drawn from the names of its dimensions; and in stages, with such a layout and drawn cuts, numbers of
+microbatches and schedules.
 
 What differs is compared with what noise of a few units in the last place in the initial weights
 does in Keras alone: a weight whose gradient is rounding only is moved by Adam all the same. Models
@@ -22,7 +23,7 @@ import signal
 import sys
 import time
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import keras
@@ -45,6 +46,8 @@ ACTIVATIONS = [
 # The largest difference without noise, in units of the largest value of an array, at least of 1.
 _TOLERANCE, _NOISE, _TIME_LIMIT, _MOST = 1e-4, 1e-6, 240, 3000
 _BATCH = 8
+# Of a stage, and how many stages there are of them.
+_STAGES = [("r:1", 2), ("r:1", 3), ("r:1", 4), ("r:2", 2), ("r:2", 3), ("r:2,c:2", 2), ("c:3", 2)]
 
 
 class Unfit(Exception):
@@ -60,6 +63,7 @@ class Draw:
   Attributes:
     random: whether the model draws random numbers in training.
     tables: whether it has embeddings.
+    whole: whether its batches cannot be cut into microbatches.
   """
 
   def __init__(self, seed: Sequence[int]):
@@ -68,6 +72,7 @@ class Draw:
     self.examples = self.one([8, 8, 8, 16, 12])
     self.random = False
     self.tables = False
+    self.whole = False
 
   def number(self, low: int, high: int) -> int:
     """One from low to high."""
@@ -99,7 +104,7 @@ class Draw:
     return found
 
 
-WAYS = ("auto", "by hand")
+WAYS = ("auto", "by hand", "in stages")
 Layer = Callable[[Draw, Any], Any]
 LAYERS: dict[str, Layer] = {}
 
@@ -136,8 +141,6 @@ _ALL = (2, 3, 4)
 for _name, _make, _ranks in [
   ("dense", lambda d, x: L.Dense(d.size(), activation=d.activation(), **d.weights()), _ALL),
   ("dense again", lambda d, x: L.Dense(d.size(), activation=d.activation()), _ALL),
-  ("batch norm", lambda d, x: L.BatchNormalization(momentum=d.one([0.9, 0.5]),
-    center=d.coin(0.8), scale=d.coin(0.8)), _ALL),
   ("layer norm", lambda d, x: L.LayerNormalization(axis=d.one([-1, list(range(1, len(x.shape)))]),
     epsilon=d.one([1e-3, 1e-1])), _ALL),
   ("group norm", lambda d, x: L.GroupNormalization(
@@ -171,6 +174,13 @@ for _name, _make, _ranks in [
   ("masking", lambda d, x: L.Masking(0.0), (3,)),
 ]:  # fmt: skip
   _simple(_make, _name.replace(" ", "_"), *_ranks)
+
+
+@_layer(2, 3, 4)
+def _batch_norm(draw: Draw, x: Any) -> Any:
+  draw.whole = True  # Its statistics are those of the batch.
+  settings = {"center": draw.coin(0.8), "scale": draw.coin(0.8)}
+  return L.BatchNormalization(momentum=draw.one([0.9, 0.5]), **settings)(x)
 
 
 @_layer(2, 3, 4)
@@ -299,7 +309,9 @@ def _shared(draw: Draw, x: Any) -> Any:
 @_layer(2, 3, 4)
 def _nested(draw: Draw, x: Any) -> Any:
   """A model in the model."""
-  layers = [keras.Input(x.shape[1:]), L.Dense(draw.size(), "relu"), L.BatchNormalization()]
+  normalization = draw.one([L.BatchNormalization, L.LayerNormalization])
+  draw.whole |= normalization is L.BatchNormalization
+  layers = [keras.Input(x.shape[1:]), L.Dense(draw.size(), "relu"), normalization()]
   return keras.Sequential(layers)(x)
 
 
@@ -331,7 +343,10 @@ class Penalty(keras.layers.Layer):
     return x * 1.0
 
 
-_simple(lambda d, x: Penalty(), "penalty", *_ALL)
+@_layer(2, 3, 4)
+def _penalty(draw: Draw, x: Any) -> Any:
+  draw.whole = True  # It is a sum over the examples, and counts batches.
+  return Penalty()(x)
 
 
 def _squared(y: Any, p: Any) -> Any:
@@ -590,10 +605,21 @@ class Reference:
   def __init__(self, task: Task, device: str):
     self._task, self._device = task, device
     self._initial = task.model.get_weights()
-    self.values = self._of(task)
+    self._values: dict[int, Arrays] = {}
     self._moved: Arrays | None = None
 
-  def _of(self, task: Task, noise: float = 0.0) -> Arrays:
+  def values(self, microbatches: int = 1) -> Arrays:
+    """Results of a training.
+
+    Args:
+      microbatches: of a batch; a model that draws random numbers draws others in each.
+    """
+    key = microbatches if self._task.draw.random else 1
+    if key not in self._values:
+      self._values[key] = self._of(self._task, key)
+    return self._values[key]
+
+  def _of(self, task: Task, microbatches: int, noise: float = 0.0) -> Arrays:
     rng = np.random.default_rng(0)
     initial = [
       w * (1 + noise * rng.normal(size=w.shape)).astype(w.dtype) if w.dtype.kind == "f" else w
@@ -604,7 +630,7 @@ class Reference:
     run = model
     if task.draw.random:
       impl = mtf.PlacementMeshImpl("r:1", "", [self._device])
-      run = mtf.keras.parallelize(model, impl)
+      run = mtf.keras.parallelize(model, impl, microbatches=microbatches)
     return _trained(task, model, run)
 
   def model(self, initial: Any = None) -> keras.Model:
@@ -615,16 +641,16 @@ class Reference:
     copied.set_weights(self._initial if initial is None else initial)
     return copied
 
-  def difference(self, ours: Arrays) -> str:
-    """What differs by more than noise explains."""
-    found = _difference(ours, self.values, {})
+  def difference(self, ours: Arrays, microbatches: int = 1) -> str:
+    """What differs by more than noise explains; arguments as `values`."""
+    found = _difference(ours, self.values(microbatches), {})
     if not found:
       return ""
     if self._moved is None:
-      noisy = self._of(self._task, _NOISE)
-      pairs = zip(noisy.items(), self.values.values())
+      noisy = self._of(self._task, 1, _NOISE)
+      pairs = zip(noisy.items(), self.values().values())
       self._moved = {k: np.max(np.abs(a.astype(np.float64) - b), initial=0) for (k, a), b in pairs}
-    return _difference(ours, self.values, self._moved)
+    return _difference(ours, self.values(microbatches), self._moved)
 
 
 @contextlib.contextmanager
@@ -675,6 +701,52 @@ def _drawn_layouts(rng: np.random.Generator) -> Iterator[None]:
     programs.decide = plain
 
 
+@dataclasses.dataclass(frozen=True)
+class Cut:
+  """How a model is trained in stages.
+
+  Attributes:
+    shape: of the mesh of a stage.
+    count: number of stages.
+    kind: of the meshes.
+    microbatches: of a batch.
+    given: further arguments of `parallelize`.
+  """
+
+  shape: str = ""
+  count: int = 1
+  kind: Any = None
+  microbatches: int = 1
+  given: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+
+  def mesh(self, kind: Any, shape: mtf.Shape, devices: Sequence[str]) -> Any:
+    """The mesh implementation, with all stages."""
+    store, n = mtf.VariableStore(), shape.size
+    parts = [list(devices[k * n : (k + 1) * n]) for k in range(self.count)]
+    first, *others = [kind(shape, "", part, variable_store=store) for part in parts]
+    return first.with_stages(others) if others else first
+
+
+_NO_CUT = Cut()
+
+
+def _draw_cut(rng: np.random.Generator, task: Task) -> Cut:
+  shape, count = _STAGES[int(rng.integers(len(_STAGES)))]
+  size = mtf.convert_to_shape(shape).size
+  stages: Any = count
+  names = [x.name for x in task.model.layers if not isinstance(x, L.InputLayer)][1:]
+  if rng.random() < 0.5 and len(names) >= count - 1:
+    stages = [names[i] for i in sorted(rng.choice(len(names), count - 1, replace=False).tolist())]
+  options = [1, 2, 4, 8] if size == 1 else [1, 2, 4] if size < 4 else [1, 2]
+  # The last batch, of half the size, may have fewer, which then draw other numbers.
+  whole = task.draw.whole or (task.draw.random and task.draw.examples % _BATCH > 0)
+  microbatches = 1 if whole else int(rng.choice(options))
+  kind = mtf.SimdMeshImpl if size * count > 4 or rng.random() < 0.4 else mtf.PlacementMeshImpl
+  schedule = ["gpipe", "1f1b", "zero_bubble"][int(rng.integers(3))]
+  given = {"stages": stages, "microbatches": microbatches, "schedule": schedule}
+  return Cut(shape, count, kind, microbatches, given)
+
+
 def run(
   seed: int, number: int, devices: Sequence[str], ways: Sequence[str] = WAYS
 ) -> tuple[str, list[Outcome]]:
@@ -700,29 +772,31 @@ def run(
       task = draw_task(seed, number)
       text = f"{', '.join(task.layers)}"
       reference = Reference(task, devices[0])
-      if not all(np.all(np.isfinite(v)) for v in reference.values.values()):
+      if not all(np.all(np.isfinite(v)) for v in reference.values().values()):
         return text, [Outcome("left out", "not finite")]
     except Exception as e:  # noqa: BLE001 - whatever Keras says
       return text, [Outcome("left out", f"Keras: {type(e).__name__}: {e}")]
-    for how, context in ("auto", _searched_quickly()), ("by hand", _drawn_layouts(rng)):
-      if how not in ways:
-        continue
-      parallel = None
+    for how in ways:
+      parallel, cut = None, _NO_CUT
+      if how == "in stages":
+        rng = np.random.default_rng([seed, number, 2])
+        cut = _draw_cut(rng, task)
+        shape = mtf.convert_to_shape(cut.shape)
+        kind = cut.kind
       try:
-        with context:
+        with _searched_quickly() if how == "auto" else _drawn_layouts(rng):
           model = reference.model()
           task.compile(model, False)
-          impl = kind(shape, "", list(devices[: shape.size]))
-          parallel = mtf.keras.parallelize(model, impl)
+          parallel = mtf.keras.parallelize(model, cut.mesh(kind, shape, devices), **cut.given)
           ours = _trained(task, model, parallel)
-        difference = reference.difference(ours)
+        difference = reference.difference(ours, cut.microbatches)
         outcome = Outcome("wrong" if difference else "right", difference)
       except mtf.MeshError as e:
         outcome = Outcome("typed", f"{type(e).__name__}: {e}")
       except Exception as e:  # noqa: BLE001 - that is what is looked for
         outcome = Outcome("untyped", f"{type(e).__name__}: {e}")
       pairs = None if parallel is None or parallel.layout is None else parallel.layout.pairs
-      where = f"{how} {shape.to_string} {kind.__name__} {pairs}"
+      where = f"{how} {shape.to_string} {kind.__name__} {pairs} {cut.given or ''}"
       outcomes.append(dataclasses.replace(outcome, where=where))
   return text, outcomes
 
@@ -747,7 +821,7 @@ def main(arguments: Sequence[str]) -> int:
   parser.add_argument("--models", type=int, default=50)
   parser.add_argument("--seed", type=int, default=0)
   parser.add_argument("--first", type=int, default=0, help="the number of the first model")
-  parser.add_argument("--ways", choices=[*WAYS, "both", "either"], default="both")
+  parser.add_argument("--ways", choices=[*WAYS, "all", "either"], default="all")
   parser.add_argument("--only", type=int, help="the number of the only model")
   flags = parser.parse_args(arguments)
   faulthandler.enable()
@@ -757,7 +831,7 @@ def main(arguments: Sequence[str]) -> int:
   start = time.monotonic()
   numbers = range(flags.first, flags.first + flags.models)
   for number in [flags.only] if flags.only is not None else numbers:
-    ways = {"both": WAYS, "either": [WAYS[number % 2]]}.get(flags.ways, [flags.ways])
+    ways = {"all": WAYS, "either": [WAYS[number % 3]]}.get(flags.ways, [flags.ways])
     text, outcomes = run(flags.seed, number, devices, ways)
     counts.update(o.kind for o in outcomes)
     layers.update(text.split(", "))

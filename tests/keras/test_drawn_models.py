@@ -14,7 +14,11 @@ from tests.keras import drawn_models
 SEED = int(os.environ.get("MTF_DRAWN_MODELS_SEED", "0"))
 
 
-@pytest.mark.parametrize(("number", "way"), [(5, "auto"), (5, "by hand")])
+@pytest.mark.parametrize(
+  ("number", "way"),
+  # Two, two and three stages; two and eight microbatches; all schedules.
+  [(5, "auto"), (5, "by hand"), (22, "in stages"), (31, "in stages"), (33, "in stages")],
+)
 def test_a_drawn_model(number: int, way: str, cpu_devices: list[str]) -> None:
   layers, outcomes = drawn_models.run(SEED, number, cpu_devices, [way])
   for outcome in outcomes:

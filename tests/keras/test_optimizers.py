@@ -82,6 +82,24 @@ def test_repeated_ids_of_an_embedding() -> None:
     np.testing.assert_allclose(v.numpy(), w.numpy(), rtol=1e-4, atol=1e-6, err_msg=v.path)
 
 
+def test_a_gradient_of_zeros() -> None:
+  """Weights whose gradient is always 0 are decayed all the same: behind a softmax of one value."""
+
+  def softmax() -> keras.Model:
+    keras.utils.set_random_seed(0)
+    layers = [keras.layers.Dense(1, activation="softmax"), keras.layers.Dense(2)]
+    return keras.Sequential([keras.Input([8]), *layers])
+
+  optimizer = lambda: o.SGD(0.1, weight_decay=0.5)  # noqa: E731
+  theirs, ours = (compiled(optimizer, softmax, metrics=None) for _ in range(2))
+  parallel = mtf.keras.parallelize(ours, placement(layout="batch:rows"))
+  x, y = np.ones([8, 8], np.float32), np.arange(8) % 2
+  for model in (theirs, parallel):
+    model.fit(x, y, batch_size=4, epochs=1, shuffle=False, verbose=0)
+  assert_same_variables(ours, theirs)
+  assert np.max(np.abs(theirs.layers[0].kernel - softmax().layers[0].kernel)) > 0.01
+
+
 @pytest.mark.long
 @pytest.mark.parametrize("name", CASES)
 def test_200_steps(name: str) -> None:

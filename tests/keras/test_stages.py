@@ -248,6 +248,72 @@ def test_two_inputs_two_outputs_and_sample_weights(cpu_devices: list[str]) -> No
   assert parallel.predict(inputs, verbose=0)["v"].shape == (32, 2)
 
 
+def masked(reduction: str, **kwargs: Any) -> keras.Model:
+  """Two outputs with masks of their own: padded tokens, and steps of zeros."""
+  keras.utils.set_random_seed(1)
+  tokens, steps = keras.Input((5,), name="tokens"), keras.Input((6, 3), name="steps")
+  x = layers.Embedding(4, 8, mask_zero=True, name="table")(tokens)
+  x = layers.Dense(4, name="u")(layers.Dense(8, activation="relu", name="one")(x))
+  y = layers.Dense(1, name="v")(layers.Masking()(steps))
+  model = keras.Model([tokens, steps], {"u": x, "v": y}, name="net")
+  loss = keras.losses.SparseCategoricalCrossentropy(True, reduction=reduction, **kwargs)
+  model.compile(
+    keras.optimizers.SGD(0.05, momentum=0.9),
+    {"u": loss, "v": "mse"},
+    metrics={"u": ["accuracy"]},
+    weighted_metrics={"v": ["mae"]},
+  )
+  return model
+
+
+@pytest.mark.parametrize(
+  ("reduction", "weighted", "stages"),
+  [
+    ("sum_over_batch_size", False, 2),
+    ("mean_with_sample_weight", True, None),
+    pytest.param("mean_with_sample_weight", True, 2, marks=pytest.mark.long),
+    pytest.param("mean_with_sample_weight", False, 2, marks=pytest.mark.long),
+    pytest.param("sum_over_batch_size", True, 2, marks=pytest.mark.long),
+    pytest.param("mean", True, 3, marks=pytest.mark.long),
+    pytest.param("sum", True, 2, marks=pytest.mark.long),
+    pytest.param("sum", False, None, marks=pytest.mark.long),
+  ],
+)
+def test_masked_and_weighted_losses(
+  reduction: str, weighted: bool, stages: int | None, cpu_devices: list[str]
+) -> None:
+  """Each is divided by what the whole batch has; a microbatch of padding only has no part in it."""
+  rng = np.random.default_rng(1)
+  tokens = rng.integers(0, 4, (8, 5))
+  steps = np.where(rng.random((8, 6, 1)) < 0.5, 0, rng.random((8, 6, 3))).astype(np.float32)
+  tokens[::4] = 0
+  y = {"u": rng.integers(0, 4, (8, 5)), "v": rng.random((8, 6, 1)).astype(np.float32)}
+  given: dict[str, Any] = {"x": [tokens, steps], "y": y, "return_dict": True}
+  if weighted:
+    given["sample_weight"] = {
+      "u": rng.random((8, 5)).astype(np.float32),
+      "v": rng.random((8, 6)).astype(np.float32),
+    }
+  model, expected = masked(reduction), masked(reduction)
+  parallel = mtf.keras.parallelize(model, "rows:1", "", stages=stages, microbatches=4)
+  for _ in range(2):
+    logs, right = parallel.train_on_batch(**given), expected.train_on_batch(**given)
+    assert logs.keys() == right.keys()
+    np.testing.assert_allclose(list(logs.values()), list(right.values()), rtol=1e-5)
+  assert_same_variables(model, expected)
+
+
+@pytest.mark.parametrize("reduction", ["mean", pytest.param("sum", marks=pytest.mark.long)])
+def test_losses_that_ignore_a_class(reduction: str, cpu_devices: list[str]) -> None:
+  """Keras gives their values a mask, and the output has none."""
+
+  def make() -> keras.Model:
+    of_classes = keras.losses.SparseCategoricalCrossentropy
+    return compiled(blocks(), loss=of_classes(True, reduction=reduction, ignore_class=2))
+
+  check_fit(make, mtf.keras.parallelize(make(), "rows:2", "batch:rows", microbatches=2), 2e-5)
+
+
 @pytest.mark.slow
 def test_on_batch_steps_per_execution_and_callbacks(cpu_devices: list[str], tmp_path: Path) -> None:
   expected = compiled(blocks(), steps_per_execution=2)
@@ -283,6 +349,17 @@ def test_predict_comes_first(cpu_devices: list[str]) -> None:
   )
   check_fit(lambda: compiled(blocks()), parallel)
   assert "memory" in str(parallel.describe())
+
+
+@pytest.mark.long
+def test_an_automatic_layout_without_microbatches(cpu_devices: list[str]) -> None:
+  """Stages one after the other are searched as one mesh; prediction comes before."""
+  parallel = mtf.keras.parallelize(compiled(blocks()), 4, stages=2, microbatches=1)
+  np.testing.assert_allclose(
+    parallel.predict(X, verbose=0), blocks().predict(X, verbose=0), rtol=1e-4, atol=1e-5
+  )
+  assert parallel.mesh_impl is not None and parallel.mesh_impl.size == 2
+  check_fit(lambda: compiled(blocks()), parallel)
 
 
 @pytest.mark.long
@@ -323,6 +400,25 @@ def test_balanced_runs() -> None:
   assert balanced([1, 1, 1, 1, 1, 5], 3) == [0, 2, 5] or balanced([1] * 5 + [5], 3) == [0, 3, 5]
   assert balanced([3, 1], 2) == [0, 1]
   assert balanced([2], 1) == [0]
+
+
+def test_an_automatic_layout_is_searched_for_stages(cpu_devices: list[str]) -> None:
+  """What a stage takes is that of its own layers, as `describe` has it."""
+  predicted = []
+  for stages in (None, 2):
+    # Of a number of devices the shape of the mesh of a stage is searched, too.
+    mesh: Any = "rows:2" if stages is None else 4
+    parallel = mtf.keras.parallelize(compiled(blocks()), mesh, stages=stages, microbatches=2)
+    parallel.train_on_batch(X[:16], Y[:16])
+    assert parallel.mesh_impl is not None and parallel.mesh_impl.size == 2
+    decision = parallel._programs.decision
+    assert decision is not None and decision.choice is not None
+    predicted.append(decision.choice.memory)
+    if stages:
+      plan = parallel.describe().pipeline
+      assert plan is not None and plan.microbatches == 2
+      assert predicted[-1] == max(s.memory for s in plan.stages)
+  assert predicted[1] < 0.9 * predicted[0]
 
 
 # -------------------------------------------------------------------- what is refused
@@ -382,10 +478,17 @@ def test_cuts_that_cannot_be(
     parallel.train_on_batch(X[:8], Y[:8])
 
 
-def masked() -> keras.Model:
-  inputs = keras.Input((5,))
-  x = layers.Embedding(4, 8, mask_zero=True)(inputs)
+def masked_by_noise() -> keras.Model:
+  inputs = keras.Input((5, 8))
+  x = layers.Masking()(layers.Dropout(0.5)(inputs))
   return keras.Model(inputs, layers.Dense(4)(x), name="net")
+
+
+class Total(keras.losses.Loss):
+  """A scalar, of which Keras does not know whether it is a sum or a mean."""
+
+  def call(self, y_true: Any, y_pred: Any) -> Any:
+    return keras.ops.mean(keras.ops.square(y_pred))
 
 
 class OwnMetrics(keras.Model):
@@ -419,10 +522,8 @@ class Largest(keras.metrics.Metric):
       "changes norm0/moving_mean by more than adding .*GroupNormalization.*microbatches=1",
     ),
     (
-      lambda: compiled(
-        blocks(), loss=keras.losses.SparseCategoricalCrossentropy(True, reduction="sum")
-      ),
-      "reduction='sum', .*sum_over_batch_size.* microbatches=1",
+      lambda: compiled(blocks(), loss=Total("Total", "sum")),
+      "Total has reduction='sum' of a scalar, .*sum_over_batch_size.* microbatches=1",
     ),
     (
       lambda: compiled(blocks(), keras.optimizers.Adam(gradient_accumulation_steps=4)),
@@ -441,7 +542,7 @@ class Largest(keras.metrics.Metric):
       "OwnMetrics has a compute_metrics of its own",
     ),
   ],
-  ids=["metric", "batch statistics", "sum", "accumulation", "loss scale", "averages", "metrics"],
+  ids=["metric", "batch statistics", "a scalar", "accumulation", "loss scale", "averages", "metrics"],
 )
 def test_refused_at_a_first_batch(make: Any, message: str, cpu_devices: list[str]) -> None:
   parallel = mtf.keras.parallelize(make(), "rows:1", "", stages=2)
@@ -449,19 +550,10 @@ def test_refused_at_a_first_batch(make: Any, message: str, cpu_devices: list[str
     parallel.train_on_batch(X[:8], Y[:8])
 
 
-def test_a_mask_is_refused(cpu_devices: list[str]) -> None:
-  ids = RNG.integers(0, 4, (8, 5))
-  expected = compiled(masked()).get_weights()
-  parallel = mtf.keras.parallelize(compiled(masked()), "rows:1", "", stages=2)
-  with pytest.raises(UnsupportedError, match="an output of net has a mask: .* as sample_weight"):
-    parallel.train_on_batch(ids, ids)
-  models = [compiled(masked(), "sgd") for _ in range(2)]
-  for model in models:
-    model.set_weights(expected)
-  parallel = mtf.keras.parallelize(models[0], "rows:1", "", stages=2, microbatches=1)
-  np.testing.assert_allclose(
-    parallel.train_on_batch(ids, ids), models[1].train_on_batch(ids, ids), rtol=1e-5
-  )
+def test_a_mask_that_depends_on_random_numbers(cpu_devices: list[str]) -> None:
+  parallel = mtf.keras.parallelize(compiled(masked_by_noise()), "rows:1", "", stages=2)
+  with pytest.raises(UnsupportedError, match="mask of an output of net depends on random numbers"):
+    parallel.train_on_batch(np.ones([8, 5, 8], np.float32), np.ones([8, 5], np.int32))
 
 
 def test_a_number_of_microbatches_that_does_not_divide(cpu_devices: list[str]) -> None:

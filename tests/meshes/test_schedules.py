@@ -70,6 +70,14 @@ def test_microbatches_under_way():
   assert [split.under_way(m) for m in range(4)] == [4, 3, 2, 1]
 
 
+@pytest.mark.parametrize("stages,microbatches", COUNTS)
+def test_microbatches_under_way_of_several_stages_on_a_mesh(stages, microbatches):
+  """Narayanan et al., 2021: mesh r of S, with v stages, warms up with 2 (S - r - 1) + (v - 1) S."""
+  table = schedules.table(schedules.chain(2 * stages, stages), microbatches, "1f1b")
+  most = [min(2 * (stages - r - 1) + stages + 1, 2 * microbatches) for r in range(stages)]
+  assert [table.under_way(r) for r in range(stages)] == [n / 2 for n in most]
+
+
 def test_picture():
   table = schedules.table(schedules.chain(2), 3, "1f1b")
   assert schedules.drawn(table, {0: "first", 1: "last"}).splitlines() == [

@@ -1,8 +1,9 @@
 """The stages of a pipeline that a Transformer's layers are on; see `mtf.MeshImpl.with_stages`.
 
 Embeddings are on the first mesh. The layers of a model, those of the encoder first, are cut into as
-many runs as the graph has stages; what comes after the last layer, logits and losses, is on the
-last of them. Of a graph of one mesh nothing changes.
+many runs as the graph has stages, or into some times as many, which go round the stages; what comes
+after the last layer, logits and losses, is on the last of them. Of a graph of one mesh nothing
+changes.
 """
 
 from __future__ import annotations
@@ -44,26 +45,33 @@ def count_layers(model: Any) -> int:
   return sum(layers_of(part) for part in _parts(model))
 
 
-def check_count(stages: int, layers: int) -> None:
-  """Raises `ConfigError` if there are more stages than layers.
+def check_count(stages: int, layers: int, chunks: int = 1) -> None:
+  """Raises `ConfigError` if there are more stages, or runs of layers, than layers.
 
   Args:
     stages: number of stages.
     layers: number of layers.
+    chunks: number of runs of each stage.
   """
   if stages > layers:
     raise errors.ConfigError(
       f"run.pipeline_stages is {stages}, and the model has {layers} layers: a stage has at"
       " least one; leave it out, or make the model deeper"
     )
+  if stages * chunks > layers:
+    raise errors.ConfigError(
+      f"run.pipeline_chunks is {chunks}, and the model has {layers} layers: {chunks} runs on each "
+      f"of {stages} stages need {stages * chunks}; bind it to {layers // stages} at most, or make "
+      "the model deeper"
+    )
 
 
 def set_cut(model: Any, cut: Sequence[int], why: str) -> None:
-  """Cuts the layers of a model into stages of these numbers of layers.
+  """Cuts the layers of a model into runs of these numbers of layers, which go round the stages.
 
   Args:
     model: see `count_layers`; it must not have been called yet.
-    cut: number of layers of each stage.
+    cut: number of layers of each run; the stages divide how many there are.
     why: where the cut comes from, for `described`.
   """
   for part in _parts(model):
@@ -81,7 +89,8 @@ def described(model: Any, stages: int) -> str:
     return ""
   part = _parts(model)[0]
   cut = part.pipeline_cut or equal_cut(count_layers(model), stages)
-  return f"{stages} stages of {', '.join(map(str, cut))} layers, {part.pipeline_cut_from}"
+  runs = "" if len(cut) == stages else f"{len(cut) // stages} runs each, "
+  return f"{stages} stages of {runs}{', '.join(map(str, cut))} layers, {part.pipeline_cut_from}"
 
 
 def of_layer(context: Any, i: int) -> contextlib.AbstractContextManager[None]:
@@ -100,11 +109,12 @@ def of_layer(context: Any, i: int) -> contextlib.AbstractContextManager[None]:
   model = context.model
   first, count = model.layers_of_pipeline or (0, layers_of(model))
   cut = model.pipeline_cut
-  if cut is None or len(cut) != len(stages) or sum(cut) != count:
+  if cut is None or len(cut) % len(stages) or sum(cut) != count:
     # A teacher is not that for which the cut was found; nor is a part of a model by itself.
     check_count(len(stages), count)
     cut = equal_cut(count, len(stages))
-  return mtf.stage(stages[bisect.bisect_right(list(itertools.accumulate(cut)), first + i)])
+  run = bisect.bisect_right(list(itertools.accumulate(cut)), first + i)
+  return mtf.stage(stages[run % len(stages)])
 
 
 def of_end(context: Any) -> contextlib.AbstractContextManager[None]:

@@ -179,6 +179,7 @@ class Job(RunSettings):
       pipeline_schedule=self.pipeline_schedule,
       device_shares=self.device_shares,
       pipeline_cut=self.pipeline_cut,
+      pipeline_chunks=self.pipeline_chunks,
       precision=self.precision,
       settings=dataclasses.replace(part(TrainerSettings, self), seed=seeds.weights),
     )

@@ -52,6 +52,7 @@ def set_cut(
   optimizer: Callable[..., mtf.optimize.Optimizer] | None,
   cut: str | Sequence[int],
   implementation: str = "auto",
+  chunks: int = 1,
 ) -> None:
   """Cuts the layers of a model into the stages of its mesh.
 
@@ -60,9 +61,11 @@ def set_cut(
     optimizer: an optimizer class, whose slots take memory; None: there are none.
     cut: see `run.pipeline_cut`.
     implementation: see `planned_machine.machine_without_search`.
+    chunks: number of runs of layers on each stage.
 
   Raises:
-    ConfigError: there are more stages than layers, or the cut is for other numbers of them.
+    ConfigError: there are more runs than layers, or the cut is for other numbers of them; or there
+      are several runs on one mesh.
   """
   count, layers = len(steps.mesh_impl.stages), stages.count_layers(steps.model)
   given = None if isinstance(cut, str) else [int(n) for n in cut]
@@ -72,21 +75,30 @@ def set_cut(
         f"run.pipeline_cut is {tuple(given)}, for {len(given)} stages, but run.pipeline_stages is "
         "1; bind both, or leave it out"
       )
-    return
-  stages.check_count(count, layers)
-  if given is not None:
-    if len(given) != count or sum(given) != layers:
+    if chunks > 1:
       raise ConfigError(
-        f"run.pipeline_cut is {tuple(given)}: {len(given)} stages with {sum(given)} layers in all, "
-        f"but run.pipeline_stages is {count} and the model has {layers} layers (attention and "
-        f"feed-forward layers count one each), such as {tuple(equal_cut(layers, count))}"
+        f"run.pipeline_chunks is {chunks}, but run.pipeline_stages is 1, whose layers are one run; "
+        "bind both, or leave it out"
+      )
+    return
+  stages.check_count(count, layers, chunks)
+  runs = count * chunks
+  if given is not None:
+    if len(given) != runs or sum(given) != layers:
+      raise ConfigError(
+        f"run.pipeline_cut is {tuple(given)}: {len(given)} {'runs' if chunks > 1 else 'stages'} "
+        f"with {sum(given)} layers in all, but run.pipeline_stages is {count}"
+        + (f", run.pipeline_chunks {chunks}" if chunks > 1 else "")
+        + f" and the model has {layers} layers (attention and "
+        f"feed-forward layers count one each), such as {tuple(equal_cut(layers, runs))}"
       )
     stages.set_cut(steps.model, given, "as run.pipeline_cut says")
-  elif cut == "equal" or count == layers:
-    stages.set_cut(steps.model, equal_cut(layers, count), "of equal numbers")
+  elif cut == "equal" or runs == layers:
+    stages.set_cut(steps.model, equal_cut(layers, runs), "of equal numbers")
   else:
     machine, limit = machine_without_search(steps.mesh_impl, implementation)
-    stages.set_cut(steps.model, *_balanced(steps, optimizer, count, machine, limit))
+    # Each run of a stage may take its part of the memory.
+    stages.set_cut(steps.model, *_balanced(steps, optimizer, runs, machine, limit / chunks))
 
 
 def _balanced(
@@ -96,7 +108,7 @@ def _balanced(
   machine: Machine,
   limit: float,
 ) -> tuple[list[int], str]:
-  """The cut of the shortest longest stage, and why it is that one, in words."""
+  """The cut into `count` runs whose longest is the shortest, and why it is that one, in words."""
   equal = equal_cut(stages.count_layers(steps.model), count)
   microbatches = num_microbatches(steps, steps.settings)
   if microbatches == 1:

@@ -77,6 +77,7 @@ def tpu_estimator_model_fn(
   pipeline_schedule: str = "1f1b",
   device_shares: SharesLike | None = None,
   pipeline_cut: str | Sequence[int] = "auto",
+  pipeline_chunks: int = 1,
   precision: str | None = None,
   settings: TrainerSettings | None = None,
   held_out: MakeDatasets | None = None,
@@ -124,6 +125,7 @@ def tpu_estimator_model_fn(
     pipeline_schedule: likewise.
     device_shares: likewise.
     pipeline_cut: which layers are on which stage; see `layer_cut.set_cut`.
+    pipeline_chunks: number of runs of layers on each stage; likewise.
     precision: see `model_building.dtype_of_precision`.
     settings: those of the trainer which are no argument here.
     held_out: makes the data sets of evaluations during training; see `Trainer`.
@@ -189,7 +191,7 @@ def tpu_estimator_model_fn(
     precision=precision,
     settings=settings,
   )
-  layer_cut.set_cut(steps, optimizer, pipeline_cut, mesh_implementation)
+  layer_cut.set_cut(steps, optimizer, pipeline_cut, mesh_implementation, pipeline_chunks)
   return Trainer(
     steps,
     vocabulary,
@@ -258,8 +260,8 @@ def get_estimator(
     mesh_devices: names of devices; see `mesh_setup.make_mesh_impl`.
     score_in_predict_mode: True if `predict` scores given targets instead of generating outputs.
     **options: `mesh_implementation`, `shard_state`, `reshard_after_forward`, `pipeline_stages`,
-      `pipeline_schedule`, `pipeline_cut`, `device_shares`, `precision`, `settings`, `held_out`,
-      `held_out_texts`; see `tpu_estimator_model_fn`.
+      `pipeline_schedule`, `pipeline_cut`, `pipeline_chunks`, `device_shares`, `precision`,
+      `settings`, `held_out`, `held_out_texts`; see `tpu_estimator_model_fn`.
   """
   del tpu_job_name, cluster
   mesh_shape = mtf.convert_to_shape(mesh_shape)

@@ -167,7 +167,10 @@ class StepMaker:
     variant.set_on(steps.model)
     if per_layer:
       return layered(steps, schedule)
-    set_cut(steps, settings.optimizer, settings.pipeline_cut, settings.mesh_implementation)
+    set_cut(
+      *(steps, settings.optimizer, settings.pipeline_cut, settings.mesh_implementation),
+      settings.pipeline_chunks,
+    )
     return steps
 
   def _on_mesh(self, mesh_shape: mtf.Shape, layout_rules: mtf.LayoutRules) -> ModelSteps:

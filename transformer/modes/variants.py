@@ -220,6 +220,11 @@ def variants(
       f"run.pipeline_stages is {settings.pipeline_stages}, but choose_layout.choices has "
       f"{STAGES!r}: leave out one of them"
     )
+  if STAGES in choices and settings.pipeline_chunks > 1:
+    raise ConfigError(
+      f"run.pipeline_chunks is {settings.pipeline_chunks}, but choose_layout.choices has "
+      f"{STAGES!r}, of which each has one run of layers: leave out one of them"
+    )
   if STAGES in choices and not isinstance(settings.pipeline_cut, str):
     raise ConfigError(
       f"run.pipeline_cut is {tuple(settings.pipeline_cut)}, but choose_layout.choices has "

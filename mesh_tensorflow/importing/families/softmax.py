@@ -8,7 +8,7 @@ from mesh_tensorflow.importing.families.custom_gradients import CustomGradientOp
 from mesh_tensorflow.importing.nodes import Node
 from mesh_tensorflow.importing.rules import Construction, Dims, Label, Labelled, Labels, rule
 from mesh_tensorflow.operations.binary import multiply, sub
-from mesh_tensorflow.operations.constants import ones_like, zeros_like
+from mesh_tensorflow.operations.constants import zeros_like
 from mesh_tensorflow.operations.control import stop_gradient
 from mesh_tensorflow.operations.cross_entropy import SoftmaxCrossEntropyOperation
 from mesh_tensorflow.operations.einsum import einsum
@@ -54,10 +54,10 @@ class Softmax(Labelled):
   def compute(
     self, node: Node, xs: Sequence[Tensor], dims: Mapping[Label, Dims], make: Construction
   ) -> Sequence[Tensor]:
-    if not dims["last"]:
-      return [ones_like(xs[0]) if node.type == "Softmax" else zeros_like(xs[0])]
     x, dim = as_one(xs[0], dims["last"])
     y = (softmax if node.type == "Softmax" else log_softmax)(x, dim)
+    if not dims["last"]:  # Of a single value: it has a gradient all the same, which is 0.
+      return [reshape(y, y.shape - dim)]
     return [y if len(dims["last"]) == 1 else replace_dimensions(y, dim, list(dims["last"]))]
 
 

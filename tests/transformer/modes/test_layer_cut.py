@@ -102,6 +102,54 @@ def test_one_microbatch_is_cut_equally():
   assert "one microbatch" in stages.described(made.model, 2)
 
 
+def test_several_runs_of_layers_on_a_stage():
+  """Narayanan et al., 2021: of v runs the idle time is the v-th part of (S - 1) / M."""
+  made, plain = steps(vocab=64), steps(vocab=64)
+  layer_cut.set_cut(made, mtf.optimize.AdamWOptimizer, "equal", chunks=2)
+  cut_of(plain, "equal")
+  assert stages.described(made.model, 2) == (
+    "2 stages of 2 runs each, 3, 3, 3, 3 layers, of equal numbers"
+  )
+  one, two = (
+    mtf.describe(m.train_step(m.required_features, mtf.optimize.AdamWOptimizer)).pipeline
+    for m in (plain, made)
+  )
+  assert one.microbatches == two.microbatches == 8
+  assert one.bubble == pytest.approx(1 / (8 + 1))
+  assert two.bubble == pytest.approx(1 / (2 * 8 + 1))
+  assert [s.under_way for s in one.stages] == [2, 1]
+  assert two.stages[0].under_way == (2 * 1 + 1 * 2 + 1) / 2
+  # As Narayanan et al. draw it: forward in turns, then one forward, one back.
+  assert (
+    two.drawn(102)
+    .splitlines()[0]
+    .endswith(
+      "|0011001122..aaaa33bbbb22aaaa33bbbb44cccc55dddd44cccc55dddd66eeee77ffff66eeee77ffff..gggg..hhhh"
+      "gggghhhh|"
+    )
+  )
+  # Activations go there, back, and there again.
+  assert sum(s.sent for s in two.stages) > 2 * sum(s.sent for s in one.stages)
+  assert sum(s.variables for s in two.stages) == sum(s.variables for s in one.stages)
+
+
+def test_a_plan_has_the_runs(tmp_path, capsys):
+  plan = ("run.mode = 'plan'", "print_best_layouts.search = False", "run.pipeline_chunks = 3")
+  small_lm.run(tmp_path, *SETTINGS, TWO, *plan, text=small_lm.TEXT)
+  text = capsys.readouterr().out
+  assert "2 stages of 3 runs each, 1, 1, 1, 1, 1, 1 layers" in text
+  assert "Pipeline of 2 stages, 4 microbatches, schedule 1f1b" in text
+
+
+def test_runs_are_balanced():
+  """Logits take as long as some layers: the last of the four runs has fewer of them."""
+  made = steps()
+  layer_cut.set_cut(made, mtf.optimize.AdamWOptimizer, "auto", chunks=2)
+  cut = made.model.pipeline_cut
+  assert sum(cut) == 12
+  assert cut[3] < min(cut[:3])
+
+
 @pytest.mark.parametrize(
   "cut,message",
   [
@@ -112,6 +160,13 @@ def test_one_microbatch_is_cut_equally():
 def test_wrong_cuts(cut, message):
   with pytest.raises(ConfigError, match=message):
     cut_of(steps(), cut)
+
+
+def test_a_wrong_cut_of_runs():
+  with pytest.raises(
+    ConfigError, match=r"3 runs .*_stages is 2, run.pipeline_chunks 2 and .* \(3, 3, 3"
+  ):
+    layer_cut.set_cut(steps(), mtf.optimize.AdamWOptimizer, (4, 4, 4), chunks=2)
 
 
 def test_a_cut_without_stages():
@@ -215,6 +270,7 @@ def test_no_pipeline_where_devices_share_a_host(tmp_path):
 @pytest.mark.parametrize(
   "more,message",
   [
+    (["run.pipeline_chunks = 2"], "pipeline_chunks is 2, but choose_layout.choices has 'stages'"),
     ([TWO], "pipeline_stages is 2, but choose_layout.choices has 'stages'"),
     (["run.pipeline_cut = (1, 1)"], "pipeline_cut is .* choose_layout.choices has 'stages'"),
     (["run.mesh_shape = 'batch:4'", "run.num_devices = None"], "bind run.mesh_shape = 'auto'"),

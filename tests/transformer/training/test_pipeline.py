@@ -37,11 +37,18 @@ PIPELINES = {
     "run.layout_rules = 'batch:batch'",
     "run.shard_state = 'batch'",
   ),
+  "two, chunks": (TWO, "run.pipeline_chunks = 2"),
+  "two, four chunks, simd, zero bubble": (
+    TWO,
+    "run.pipeline_chunks = 4",
+    "run.mesh_implementation = 'simd'",
+    "run.pipeline_schedule = 'zero_bubble'",
+  ),
   "two, skipping": (TWO, "run.nonfinite = 'skip'"),
   "two, scaled": (TWO, "run.loss_scale = 'dynamic'"),
   "two, recomputed": (TWO, "transformer.LayerStack.recompute_grads = True"),
 }
-KEPT = ["four, zero bubble", "two, gpipe, simd"]
+KEPT = ["four, zero bubble", "two, gpipe, simd", "two, chunks"]
 
 
 def names(folder):
@@ -67,9 +74,10 @@ def test_a_training_is_the_same(pipeline, whole, tmp_path):
 
 
 def test_a_training_goes_on_with_other_stages(whole, tmp_path):
-  """One step in two stages, one in one, two in four."""
+  """One step in two stages of two runs, one in one, two in four."""
   _, losses = whole
-  for step, stages in ((1, (TWO,)), (2, ()), (4, (FOUR,))):
+  chunks = (TWO, "run.pipeline_chunks = 2")
+  for step, stages in ((1, chunks), (2, ()), (4, (FOUR,))):
     small_lm.run(tmp_path, *SETTINGS, *stages, f"run.train_steps = {step}", text=small_lm.TEXT)
   found = program.losses(tmp_path / "model")
   np.testing.assert_allclose(list(found.values()), list(losses.values()), rtol=1e-4)
@@ -78,7 +86,8 @@ def test_a_training_goes_on_with_other_stages(whole, tmp_path):
 def test_texts_are_continued_through_the_stages(whole):
   folder, _ = whole
   plain = small_lm.infer(folder, ["To be", "or"], *SETTINGS, step=4)
-  assert plain == small_lm.infer(folder, ["To be", "or"], *SETTINGS, TWO, step=4)
+  chunks = (TWO, "run.pipeline_chunks = 2")
+  assert plain == small_lm.infer(folder, ["To be", "or"], *SETTINGS, *chunks, step=4)
 
 
 def test_where_a_loss_became_nan_is_found(tmp_path):
@@ -114,6 +123,12 @@ def test_microbatches_by_default(tmp_path):
     (["run.pipeline_stages = 0"], errors.ConfigError, "pipeline_stages"),
     (["run.pipeline_schedule = '2f2b'"], errors.ConfigError, "gpipe"),
     ([FOUR, "num_layers = 1"], errors.ConfigError, "is 4, and the model has 2 layers"),
+    (
+      [TWO, "run.pipeline_chunks = 8"],
+      errors.ConfigError,
+      "8 runs on each of 2 .* need 16; .* 4 at",
+    ),
+    (["run.pipeline_chunks = 2"], errors.ConfigError, "run.pipeline_stages is 1, whose layers are"),
     ([TWO, "run.mesh_devices = ['CPU:0']"], errors.MeshShapeError, "times 2 run.pipeline_stages"),
   ],
 )
