@@ -9,8 +9,8 @@ the begin to the end of each, and is idle in between. Predicted is the table of 
 the same seconds a product.
 
 Memory: two workers with a stage each. What each process grows by, from before the first step to
-the highest value of some, less the same of a program of as many operations on a sixteenth of the rows, is
-compared with what is predicted of its stage, likewise. Nothing else should run meanwhile.
+the highest value of some, less the same of a program of as many operations on a sixteenth of the
+rows, is compared with what is predicted of its stage, likewise. Nothing else should run meanwhile.
 """
 
 from __future__ import annotations

@@ -542,7 +542,15 @@ class Largest(keras.metrics.Metric):
       "OwnMetrics has a compute_metrics of its own",
     ),
   ],
-  ids=["metric", "batch statistics", "a scalar", "accumulation", "loss scale", "averages", "metrics"],
+  ids=[
+    "metric",
+    "batch statistics",
+    "a scalar",
+    "accumulation",
+    "loss scale",
+    "averages",
+    "metrics",
+  ],
 )
 def test_refused_at_a_first_batch(make: Any, message: str, cpu_devices: list[str]) -> None:
   parallel = mtf.keras.parallelize(make(), "rows:1", "", stages=2)
