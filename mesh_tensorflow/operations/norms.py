@@ -177,16 +177,14 @@ class RmsNormalizeOperation(Operation):
     self._outputs = _outputs(self, x, dim)
 
   def gradient(self, grad_ys: list[Tensor]) -> Sequence[Tensor | None]:
-    x, *scale = self._inputs
+    x, scale = self._inputs[0], self._inputs[1] if len(self._inputs) > 1 else None
     factor = self._outputs[1]
     dy, d_factor = grad_ys
     grads: list[Tensor | None] = [None] * len(self._inputs)
     if dy is not None:
-      grad = RmsNormalizeGradOperation(dy, x, factor, self._dim, *scale)
-      grads[0] = grad.outputs[0]
-      if scale:
-        to_scale = einsum([grad.outputs[1], factor], output_shape=scale[0].shape)
-        grads[1] = cast(to_scale, scale[0].dtype)
+      grads[0], products = RmsNormalizeGradOperation(dy, x, factor, self._dim, scale).outputs
+      if scale is not None:
+        grads[1] = cast(einsum([products, factor], output_shape=scale.shape), scale.dtype)
     if d_factor is not None:  # Of a second derivative.
       # d factor / dx = -factor ** 3 * x / n.
       slope = multiply(d_factor, multiply(square(factor), factor)) * (-1.0 / self._dim.size)
