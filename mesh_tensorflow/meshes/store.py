@@ -512,7 +512,8 @@ def _check_same(
   if old.layout != layout:
     raise VariableError(
       f"variable {old.name} exists as {old.shape}, {old.layout} and is now asked for as {shape}, "
-      f"{layout}: its dimensions are named differently, so it would be split differently"
+      f"{layout}: its dimensions are named differently, or state is in other shards "
+      "(with_sharded_state), so it would be split differently"
     )
   if old.mesh_shape.to_integer_list != mesh_impl.shape.to_integer_list:
     raise VariableError(

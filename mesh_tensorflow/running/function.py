@@ -481,7 +481,7 @@ class Function(tf.Module):  # type: ignore[misc]  # TensorFlow says nothing of i
     plain = {
       name: PlacementMeshImpl(
         impl.shape, impl.layout_rules, [""] * impl.size, variable_store=impl.variable_store
-      )
+      ).with_sharded_state(impl.state_dims, impl.reshards_after_forward)
       for name, impl in self.mesh_impls.items()
     }
     run = self._run(plain, values, None)

@@ -16,8 +16,10 @@ X = np.random.default_rng(0).normal(size=[4, 8]).astype(np.float32)
 
 def make(kind, devices):
   cls = mtf.SimdMeshImpl if kind == "simd" else mtf.PlacementMeshImpl
-  impl = cls("r:2,s:2", "batch:r,hidden:s", devices[:4])
+  return function_on(cls("r:2,s:2", "batch:r,hidden:s", devices[:4]))
 
+
+def function_on(impl):
   @mtf.function(impl, [mtf.TensorSpec([BATCH, HIDDEN], name="x")])
   def f(x):
     w = mtf.get_variable(x.mesh, "w", [HIDDEN, OUT])
@@ -63,6 +65,19 @@ def test_save_and_load(kind, cpu_devices, run_subprocess, tmp_path):
     ]
   )
   assert "loaded False" in result.stdout
+
+
+@pytest.mark.parametrize(
+  ("kind", "reshard"), [(mtf.PlacementMeshImpl, True), (mtf.SimdMeshImpl, False)]
+)
+def test_of_state_in_shards_and_unequal_devices(kind, reshard, cpu_devices, tmp_path):
+  impl = kind("r:4", "batch:r", cpu_devices[:2], shares={"r": [3, 1]})
+  f = function_on(impl.with_sharded_state("r", reshard))
+  want = f(X)["y"]
+  tf.saved_model.save(f, str(tmp_path))
+  got = tf.saved_model.load(str(tmp_path))(X)
+  np.testing.assert_allclose(got["y"], want, rtol=1e-5)
+  assert got["calls"] == 1
 
 
 def test_before_its_first_call(cpu_devices, tmp_path):
