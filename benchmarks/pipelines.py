@@ -10,7 +10,7 @@ the same seconds a product.
 
 Memory: what a process of two stages, the first of which has most layers, grows by from before the
 first step to the highest value of some, less the same of a program of as many operations on a
-sixteenth of the rows. It is compared with what is predicted of both stages, likewise.
+sixteenth of the rows. It is compared with what is predicted of the batch and both stages, likewise.
 Nothing else should run meanwhile.
 """
 
@@ -186,7 +186,8 @@ def grow(schedule: str, rows: int) -> tuple[int, int, int]:
   store = mtf.VariableStore()
   first, second = (mtf.PlacementMeshImpl("", "", [d], variable_store=store) for d in devices)
   step = layers.step(first.with_stages([second], schedule))
-  stages = mtf.describe(step).pipeline.stages
+  report = mtf.describe(step)
+  stages = report.pipeline.stages
   call = tf.function(lambda x: step(x), autograph=False)
   batch = tf.constant(layers.examples())
   gc.collect()
@@ -194,7 +195,9 @@ def grow(schedule: str, rows: int) -> tuple[int, int, int]:
   highest_from_here()
   for _ in range(_WARM_UP + 1):
     float(call(batch))
-  predicted = sum(s.memory for s in stages)
+  # The batch is on the first stage.
+  inputs = report.to_dict()["memory_per_device"]["inputs"]
+  predicted = inputs + sum(s.memory for s in stages)
   return stages[0].under_way, predicted, bytes_of_process("VmHWM") - before
 
 
