@@ -8,9 +8,10 @@ so that the stages overlap however many cores there are. The waits are logged: a
 the begin to the end of each, and is idle in between. Predicted is the table of the schedule, with
 the same seconds a product.
 
-Memory: two workers with a stage each. What each process grows by, from before the first step to
-the highest value of some, less the same of a program of as many operations on a sixteenth of the
-rows, is compared with what is predicted of its stage, likewise. Nothing else should run meanwhile.
+Memory: what a process of two stages, the first of which has most layers, grows by from before the
+first step to the highest value of some, less the same of a program of as many operations on a
+sixteenth of the rows. It is compared with what is predicted of the batch and both stages, likewise.
+Nothing else should run meanwhile.
 """
 
 from __future__ import annotations
@@ -18,10 +19,9 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import gc
-import json
 import os
+import subprocess
 import sys
-import tempfile
 from collections.abc import Callable, Sequence
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
@@ -33,10 +33,8 @@ import tensorflow as tf
 
 from benchmarks.memory import bytes_of_process, highest_from_here
 from benchmarks.slowed import Wait, slowed
-from mesh_tensorflow import workers
 from mesh_tensorflow.meshes.schedules import SCHEDULES
 from mesh_tensorflow.planning.machine import Machine
-from mesh_tensorflow.workers.launching import launch
 
 _WARM_UP, _MEBI = 2, 2**20
 # Seconds of a product of the slowed stages, well above what the host needs to start one.
@@ -172,23 +170,24 @@ def print_idle_time(cuts: Sequence[tuple[int, ...]], steps: int) -> None:
 # ------------------------------------------------------------------------------- memory
 
 
-def grow(schedule: str, rows: int, folder: str) -> None:
-  """Writes what this worker, which has a stage, grows by in some steps, and what is predicted.
+def grow(schedule: str, rows: int) -> tuple[int, int, int]:
+  """Memory of stages of which the first has most layers.
 
   Args:
     schedule: its name.
     rows: examples of a microbatch.
-    folder: gets the file.
+
+  Returns:
+    The most microbatches that the first stage has under way, bytes predicted of both, and those by
+    which this process grows.
   """
-  layers = Layers((3, 3), rows, width=32, microbatches=8, schedule=schedule)
-  me = workers.join(virtual_cpu_devices=1).index
+  layers = Layers((5, 1), rows, width=32, microbatches=8, schedule=schedule)
+  devices = mtf.virtual_cpu_devices(2)
   store = mtf.VariableStore()
-  first, second = (
-    mtf.SimdMeshImpl("", "", [f"/job:worker/replica:0/task:{w}/device:CPU:0"], variable_store=store)
-    for w in range(2)
-  )
+  first, second = (mtf.PlacementMeshImpl("", "", [d], variable_store=store) for d in devices)
   step = layers.step(first.with_stages([second], schedule))
-  planned = mtf.describe(step).pipeline.stages[me]
+  report = mtf.describe(step)
+  stages = report.pipeline.stages
   call = tf.function(lambda x: step(x), autograph=False)
   batch = tf.constant(layers.examples())
   gc.collect()
@@ -196,31 +195,26 @@ def grow(schedule: str, rows: int, folder: str) -> None:
   highest_from_here()
   for _ in range(_WARM_UP + 1):
     float(call(batch))
-  found = [planned.under_way, planned.memory, bytes_of_process("VmHWM") - before]
-  with open(os.path.join(folder, str(me)), "w", encoding="ascii") as f:
-    json.dump(found, f)
-  workers.leave()
+  # The batch is on the first stage.
+  inputs = report.to_dict()["memory_per_device"]["inputs"]
+  predicted = inputs + sum(s.memory for s in stages)
+  return stages[0].under_way, predicted, bytes_of_process("VmHWM") - before
 
 
-def _grown(schedule: str, rows: int) -> np.ndarray:
-  """Of each stage: microbatches under way, bytes predicted, bytes that its process grows by.
-
-  Args:
-    schedule: its name.
-    rows: examples of a microbatch.
+def _grown(schedule: str, rows: int) -> list[int]:
+  """What `grow` returns in a process of its own.
 
   Raises:
-    RuntimeError: a worker failed.
+    CalledProcessError: it fails.
   """
-  with tempfile.TemporaryDirectory() as folder:
-    options = ["--grow", schedule, str(rows), folder]
-    if code := launch([sys.executable, "-m", "benchmarks.pipelines", *options], 2):
-      raise RuntimeError(f"a worker ended with code {code}")
-    found = []
-    for worker in range(2):
-      with open(os.path.join(folder, str(worker)), encoding="ascii") as f:
-        found.append(json.load(f))
-  return np.array(found)
+  done = subprocess.run(
+    [sys.executable, "-m", "benchmarks.pipelines", "--grow", schedule, str(rows)],
+    stdout=subprocess.PIPE,
+    text=True,
+    check=True,
+    env={**os.environ, "MALLOC_MMAP_THRESHOLD_": str(2**16)},
+  )
+  return [int(n) for n in done.stdout.split()[-3:]]
 
 
 def print_memory(of: Sequence[str]) -> None:
@@ -229,15 +223,13 @@ def print_memory(of: Sequence[str]) -> None:
   Args:
     of: names of schedules.
   """
-  os.environ["MALLOC_MMAP_THRESHOLD_"] = str(2**16)
-  print("| schedule | stage | microbatches under way | memory, predicted | measured | ratio |")
-  print("|---|---|---|---|---|---|")
+  print("| schedule | microbatches under way | memory, predicted | measured | ratio |")
+  print("|---|---|---|---|---|")
   for schedule in of:
     large, small = _grown(schedule, 16384), _grown(schedule, 1024)
-    for stage, (under_way, predicted, grown) in enumerate(large):
-      predicted, grown = (x - y for x, y in zip((predicted, grown), small[stage][1:]))
-      sizes = f"{predicted / _MEBI:.1f} MiB | {grown / _MEBI:.1f} MiB | {predicted / grown:.2f}"
-      print(f"| {schedule} | {stage} | {under_way} | {sizes} |", flush=True)
+    predicted, grown = (x - y for x, y in zip(large[1:], small[1:]))
+    sizes = f"{predicted / _MEBI:.1f} MiB | {grown / _MEBI:.1f} MiB | {predicted / grown:.2f}"
+    print(f"| {schedule} | {large[0]} | {sizes} |", flush=True)
 
 
 def print_tables(steps: int = 5) -> None:
@@ -256,11 +248,10 @@ def main() -> int:
   parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
   parser.add_argument("--steps", type=int, default=5, help="timed steps of each pipeline")
   parser.add_argument("--memory", nargs="*", metavar="SCHEDULE", help="only the table of memory")
-  parser.add_argument("--grow", nargs=3, help=argparse.SUPPRESS)
+  parser.add_argument("--grow", nargs=2, help=argparse.SUPPRESS)
   args = parser.parse_args()
   if args.grow:
-    schedule, rows, folder = args.grow
-    grow(schedule, int(rows), folder)
+    print(*grow(args.grow[0], int(args.grow[1])))
   elif args.memory is not None:
     print_memory(args.memory or SCHEDULES)
   else:
