@@ -22,7 +22,10 @@ _device: contextvars.ContextVar[str | None] = contextvars.ContextVar("device", d
 
 @contextlib.contextmanager
 def of_one_graph() -> Iterator[None]:
-  """Context of operations that become part of one TensorFlow graph: the innermost one counts."""
+  """Context, or decorator, of operations that become part of one TensorFlow graph.
+
+  Whatever makes a graph inside of another one (a branch, the body of a loop, a program) enters it.
+  """
   # Another graph's slices are computed by calls of their own.
   tokens = _graph.set({}), _device.set(None)
   try:

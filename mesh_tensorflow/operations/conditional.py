@@ -12,6 +12,7 @@ from mesh_tensorflow.errors import ArgumentError, DTypeError, GraphError, ShapeE
 from mesh_tensorflow.meshes.for_operations import LoweringInProgress
 from mesh_tensorflow.meshes.laid_out import LaidOut, LaidOutTensor
 from mesh_tensorflow.meshes.mesh_impl import MeshImpl
+from mesh_tensorflow.numerics import constants
 from mesh_tensorflow.operations.blocks import (
   BackwardBlock,
   Block,
@@ -235,6 +236,7 @@ class ConditionalOperation(BlockOperation):
     run_inside: dict[Operation, None] = {}
 
     def branch_fn(number: int) -> Callable[[], list[tf.Tensor]]:
+      @constants.of_one_graph()
       def run() -> list[tf.Tensor]:
         inner = self._child(outside, number)
         values = self._values(inner, number)

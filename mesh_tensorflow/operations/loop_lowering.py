@@ -17,7 +17,7 @@ from mesh_tensorflow.meshes.cross_mesh import whole_everywhere
 from mesh_tensorflow.meshes.for_operations import LoweringInProgress
 from mesh_tensorflow.meshes.laid_out import LaidOut, LaidOutTensor, LazyAllreduceSum
 from mesh_tensorflow.meshes.slices import transpose_to
-from mesh_tensorflow.numerics import kernels
+from mesh_tensorflow.numerics import constants, kernels
 from mesh_tensorflow.operations.blocks import with_inner
 from mesh_tensorflow.operations.indexing import ScatterAddOperation, begin_of, is_split, keep_where
 from mesh_tensorflow.operations.stacks import element_like, empty_slices, push_slices
@@ -216,6 +216,7 @@ class LoweredLoop:
       end += width
     return number, state, flat[end:]
 
+  @constants.of_one_graph()
   @kernels.sums_apart()
   def cond(self, *flat: tf.Tensor) -> tf.Tensor:
     condition = self.loop.condition
@@ -229,6 +230,7 @@ class LoweredLoop:
       return whole_everywhere(impl, goes_on.shape, goes_on.dtype, slices)
     return laid_out.one_slice
 
+  @constants.of_one_graph()
   @kernels.sums_apart()
   def body(self, *flat: tf.Tensor) -> list[tf.Tensor]:
     body, impl = self.loop.body, self.impl

@@ -191,7 +191,9 @@ class Lowering:
     sharded = any(impl.state_dims for impl in mesh_to_impl.values())
     self._scattered = read_in_shards(graph.operations) if sharded else set[Tensor]()
     self.recent: collections.deque[Tensor] = collections.deque(maxlen=GATHERED_AHEAD)
-    self.unread = frozenset[Tensor]() if wanted is None else _unread_variables(graph, wanted)
+    # Segments read variables for each other.
+    all_read = wanted is None or self._is_around
+    self.unread = frozenset[Tensor]() if all_read else _unread_variables(graph, wanted or ())
     if autostack:
       self.autostack()
     if graph.checks_layout_names:

@@ -19,6 +19,7 @@ import tensorflow as tf
 from mesh_tensorflow.errors import UnsupportedError
 from mesh_tensorflow.meshes import cross_mesh, schedules
 from mesh_tensorflow.meshes.laid_out import LaidOutTensor, LazyAllreduceSum
+from mesh_tensorflow.numerics import constants
 from mesh_tensorflow.operations.binary import AddOperation
 from mesh_tensorflow.operations.control import ScalarSummaryOperation
 from mesh_tensorflow.operations.cross_mesh import Reshard
@@ -447,6 +448,7 @@ class _Stage:
       outputs[x] = list(flat[i * n : (i + 1) * n])
     return outputs, list(flat[n * len(self.segment.outputs) :])
 
+  @constants.of_one_graph()
   def _program(self, m: tf.Tensor, *flat: tf.Tensor) -> list[tf.Tensor]:
     """The slices of all outputs, one output after the other, then what says that it has run."""
     running, impl, segment = self.pipeline.running, self.impl, self.segment

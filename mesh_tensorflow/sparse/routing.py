@@ -21,6 +21,7 @@ import tensorflow as tf
 
 from mesh_tensorflow.meshes.laid_out import LaidOut, LaidOutTensor
 from mesh_tensorflow.meshes.mesh_impl import MeshImpl
+from mesh_tensorflow.numerics import constants
 from mesh_tensorflow.operations.reduction import mesh_axes_of
 from mesh_tensorflow.program.dimensions import Shape
 from mesh_tensorflow.sparse.table import Table
@@ -235,6 +236,7 @@ class _Boxes:
       return state
     flat = [x.to_laid_out_tensor().tensor_list for x in state]
 
+    @constants.of_one_graph()
     def body(number: int | tf.Tensor, lists: Any) -> Any:
       after = one_round(number, [LaidOutTensor(x) for x in lists])
       return number + 1, [x.to_laid_out_tensor().tensor_list for x in after]

@@ -59,6 +59,28 @@ def test_loops_and_what_is_around_them_have_constants_of_their_own(kind, cpu_dev
   np.testing.assert_array_equal(run(X), 16 * X)
 
 
+@pytest.mark.parametrize("kind", [0, 1])
+def test_loops_in_loops_that_draw_have_constants_of_their_own(kind, cpu_devices):
+  """Keys of random numbers are made of numbers of iterations, outside of what is lowered inside."""
+
+  def run_on(impl):
+    @mtf.function(impl, [mtf.TensorSpec([A, B])])
+    def run(x):
+      def repeat(x, body):
+        zero = mtf.zeros(x.mesh, [], tf.int32)
+        results = mtf.while_loop(
+          lambda i, _: mtf.less(i, 2), lambda i, y: [i + 1, body(y)], [zero, x]
+        )
+        return results[1]
+
+      return repeat(x, lambda y: repeat(y, lambda z: mtf.dropout(z, True, rate=0.5) + 1.0))
+
+    return run(X, seed=3)
+
+  one = mtf.PlacementMeshImpl("rows:1", "", [""])
+  np.testing.assert_array_equal(run_on(impls(cpu_devices)[kind]), run_on(one))
+
+
 def test_numbers_that_are_equal_may_be_different_constants(cpu_devices):
   @mtf.function(impls(cpu_devices)[0], [mtf.TensorSpec([A])])
   def run(x):

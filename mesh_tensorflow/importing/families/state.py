@@ -8,9 +8,14 @@ from mesh_tensorflow.importing.axes import Axes
 from mesh_tensorflow.importing.nodes import Node
 from mesh_tensorflow.importing.rules import Construction, Rule, rule
 from mesh_tensorflow.importing.value import Value, flat
-from mesh_tensorflow.operations.binary import add, sub
 from mesh_tensorflow.operations.reshape import reshape
 from mesh_tensorflow.program.dimensions import Shape
+
+_CHANGES = {
+  "AssignVariableOp": "assign",
+  "AssignAddVariableOp": "assign_add",
+  "AssignSubVariableOp": "assign_sub",
+}
 
 
 @rule("ReadVariableOp")
@@ -33,7 +38,7 @@ def read_value(node: Node, make: Construction) -> Value:
   return Value(tensor if tensor.shape == wide else reshape(tensor, wide), axes)
 
 
-@rule("AssignVariableOp", "AssignAddVariableOp", "AssignSubVariableOp")
+@rule(*_CHANGES)
 class AssignVariable(Rule):
   """A new value of a variable, or a change of it."""
 
@@ -46,9 +51,5 @@ class AssignVariable(Rule):
     handle, wire = node.inputs
     assert handle.variable is not None
     value = make.value(wire, make.axes_of(handle))
-    if node.type != "AssignVariableOp":
-      old = read_value(node, make)
-      change = add if node.type == "AssignAddVariableOp" else sub
-      value = Value(change(old.tensor, value.tensor, output_shape=old.tensor.shape), old.axes)
-    make.assign(handle.variable, value)
+    make.assign(handle.variable, value, _CHANGES[node.type])
     return []

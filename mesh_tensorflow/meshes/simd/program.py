@@ -10,6 +10,7 @@ import tensorflow as tf
 
 from mesh_tensorflow.errors import GraphError
 from mesh_tensorflow.meshes.collectives.base import Collectives
+from mesh_tensorflow.numerics import constants
 
 # A serialized ConfigProto that turns off the graph optimizer (graph_options.rewrite_options.
 # disable_meta_optimizer) for the instance of the program on each device: the program has been
@@ -116,6 +117,7 @@ def run_traced(
   """
   traced: dict[str, Any] = {}
 
+  @constants.of_one_graph()
   def program() -> list[tf.Tensor]:
     with make_program() as current:
       traced["program"] = current

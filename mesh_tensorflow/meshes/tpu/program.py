@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 import tensorflow as tf
 
 from mesh_tensorflow.meshes.simd.program import TracedProgram
+from mesh_tensorflow.numerics import constants
 
 _T = TypeVar("_T")
 
@@ -90,6 +91,7 @@ class ReplicaTrace:
     """
     traced: dict[str, Any] = {}
 
+    @constants.of_one_graph()
     def program(pnum: tf.Tensor) -> list[tf.Tensor]:
       with make_program(pnum) as current:
         traced["program"] = current

@@ -139,6 +139,23 @@ def test_model_info_file(tmp_path):
   assert any(x.startswith(" output/EinsumOperation: ") for x in counters)
 
 
+@pytest.mark.parametrize(
+  ("mesh", "options", "kind"),
+  [
+    ("", {}, mtf.PlacementMeshImpl),
+    ("batch:2,model:2", {}, mtf.SimdMeshImpl),
+    ("batch:2,model:2", {"implementation": "placement"}, mtf.PlacementMeshImpl),
+    ("batch:2,model:4", {}, mtf.PlacementMeshImpl),
+    ("batch:2", {"pipeline_stages": 2}, mtf.PlacementMeshImpl),
+    ("batch:4", {"device_shares": {"batch": [3, 1]}}, mtf.PlacementMeshImpl),
+  ],
+)
+def test_an_automatic_mesh_implementation_is_the_one_that_is_ready_and_done_first(
+  mesh, options, kind
+):
+  assert type(mesh_setup.make_mesh_impl(mesh, "", **options)) is kind
+
+
 # ------------------------------------------------------------------------ ensembles
 
 MEMBERS = 2

@@ -21,8 +21,8 @@ from tests.transformer import worker_processes as program
 SETTINGS = ("run.report_every = 1", "run.train_steps = 4", "dropout_rate = 0.1")
 MESHES = {
   "placement": (
-    "run.mesh_shape = 'batch:2,model:2'",
-    "run.layout_rules = 'batch:batch,d_ff:model'",
+    *("run.mesh_shape = 'batch:2,model:2'", "run.layout_rules = 'batch:batch,d_ff:model'"),
+    "run.mesh_implementation = 'placement'",
   ),
   "simd": (
     *("run.mesh_shape = 'batch:2,model:2'", "run.layout_rules = 'batch:batch,d_ff:model'"),
