@@ -14,28 +14,14 @@ from mesh_tensorflow.importing.axes import Axes, Factor
 from mesh_tensorflow.importing.nodes import Node, Program, VariableRecord, Wire
 from mesh_tensorflow.importing.replicating import rule_of
 from mesh_tensorflow.importing.value import AxisDims, Value, of_static
-from mesh_tensorflow.operations.binary import add, sub
 from mesh_tensorflow.operations.cross_mesh import stage
 from mesh_tensorflow.operations.reshape import reshape
-from mesh_tensorflow.operations.variables import (
-  Variable,
-  assign,
-  assign_add_slice,
-  assign_slice,
-  assign_sub_slice,
-  get_variable,
-  read_variable,
-)
+from mesh_tensorflow.operations.variables import Variable, assign, get_variable, read_variable
 from mesh_tensorflow.program import scope
 from mesh_tensorflow.program.dimensions import Dimension, Shape
 from mesh_tensorflow.program.graph import Mesh, Tensor
 
 _ILLEGAL = re.compile(r"[^\w./-]")
-_ASSIGNMENTS = {
-  "assign": assign_slice,
-  "assign_add": assign_add_slice,
-  "assign_sub": assign_sub_slice,
-}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -152,19 +138,16 @@ class Builder:
       self._read[variable] = read_variable(op) if variable in self._assigned else op.value
     return self._read[variable]
 
-  def assign(self, variable: VariableRecord, value: Value, how: str = "assign") -> None:
+  def assign(self, variable: VariableRecord, value: Value) -> None:
     """See `rules.Construction`."""
     if variable.path in self._held:
       tensor = reshape_to(value, self._dimensioned.variables[variable])
-      if how != "assign":
-        change = add if how == "assign_add" else sub
-        tensor = change(self.read(variable), tensor)
       self._read[variable] = self.changes[variable.path] = tensor
       return
     op = self._variable(variable)
     tensor = reshape_to(value, op.shape)
     with stage(op.mesh):  # It brings the value there.
-      assign(op, tensor, _ASSIGNMENTS[how], name="assign")
+      assign(op, tensor, name="assign")
     self._assigned.add(variable)
     self._read.pop(variable, None)
 

@@ -56,14 +56,8 @@ class Construction(Protocol):
   def read(self, variable: VariableRecord) -> Tensor:
     """Value of a variable after the assignments so far, with all axes, also those of size 1."""
 
-  def assign(self, variable: VariableRecord, value: Value, how: str = "assign") -> None:
-    """Assigns to a variable; later reads see the value.
-
-    Args:
-      variable: the variable.
-      value: its new value, or what is added or subtracted.
-      how: "assign", "assign_add" or "assign_sub".
-    """
+  def assign(self, variable: VariableRecord, value: Value) -> None:
+    """Assigns to a variable; later reads see the value."""
 
   def inside(
     self, changed: Iterable[VariableRecord] = ()

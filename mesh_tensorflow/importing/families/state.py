@@ -8,14 +8,9 @@ from mesh_tensorflow.importing.axes import Axes
 from mesh_tensorflow.importing.nodes import Node
 from mesh_tensorflow.importing.rules import Construction, Rule, rule
 from mesh_tensorflow.importing.value import Value, flat
+from mesh_tensorflow.operations.binary import add, sub
 from mesh_tensorflow.operations.reshape import reshape
 from mesh_tensorflow.program.dimensions import Shape
-
-_CHANGES = {
-  "AssignVariableOp": "assign",
-  "AssignAddVariableOp": "assign_add",
-  "AssignSubVariableOp": "assign_sub",
-}
 
 
 @rule("ReadVariableOp")
@@ -38,7 +33,7 @@ def read_value(node: Node, make: Construction) -> Value:
   return Value(tensor if tensor.shape == wide else reshape(tensor, wide), axes)
 
 
-@rule(*_CHANGES)
+@rule("AssignVariableOp", "AssignAddVariableOp", "AssignSubVariableOp")
 class AssignVariable(Rule):
   """A new value of a variable, or a change of it."""
 
@@ -51,5 +46,9 @@ class AssignVariable(Rule):
     handle, wire = node.inputs
     assert handle.variable is not None
     value = make.value(wire, make.axes_of(handle))
-    make.assign(handle.variable, value, _CHANGES[node.type])
+    if node.type != "AssignVariableOp":
+      old = read_value(node, make)
+      change = add if node.type == "AssignAddVariableOp" else sub
+      value = Value(change(old.tensor, value.tensor, output_shape=old.tensor.shape), old.axes)
+    make.assign(handle.variable, value)
     return []
