@@ -39,6 +39,8 @@ from mesh_tensorflow.planning.machine import Machine
 _WARM_UP, _MEBI = 2, 2**20
 # Seconds of a product of the slowed stages, well above what the host needs to start one.
 _PRODUCT_SECONDS = 0.01
+# Of a microbatch whose memory is measured: activations well above what tracing takes, which varies.
+_ROWS = 65536
 
 
 @dataclasses.dataclass(frozen=True)
@@ -226,7 +228,7 @@ def print_memory(of: Sequence[str]) -> None:
   print("| schedule | microbatches under way | memory, predicted | measured | ratio |")
   print("|---|---|---|---|---|")
   for schedule in of:
-    large, small = _grown(schedule, 16384), _grown(schedule, 1024)
+    large, small = _grown(schedule, _ROWS), _grown(schedule, _ROWS // 16)
     predicted, grown = (x - y for x, y in zip(large[1:], small[1:]))
     sizes = f"{predicted / _MEBI:.1f} MiB | {grown / _MEBI:.1f} MiB | {predicted / grown:.2f}"
     print(f"| {schedule} | {large[0]} | {sizes} |", flush=True)
