@@ -113,7 +113,7 @@ def rows(with_torch: bool, with_transformers: bool) -> list[Row]:
   ):
     for implementation in ("placement", "simd"):
       ours = Side("ours", "bench", mesh, implementation)
-      row_label = f"(k) bench: {label} {implementation} / {name}"
+      row_label = f"(m) bench: {label} {implementation} / {name}"
       result.append(Row(row_label, ours, Side(theirs, "bench", mesh), 1.0))
   for mesh, label in ((MESH_2X2, "2x2"), (MESH_2X4, "2x4"), ("batch:4", "batch:4")):
     for implementation in ("placement", "simd"):
