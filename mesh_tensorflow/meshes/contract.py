@@ -177,6 +177,11 @@ class MeshContract(MeshLayout):
     return False
 
   @property
+  def is_compiled_by_xla(self) -> bool:
+    """True if XLA compiles programs, which knows fewer operations; False does not rule it out."""
+    return False
+
+  @property
   def lowerings_per_run(self) -> int:
     """Number of lowerings per run of a program in this process: 1, for all processors."""
     return 1

@@ -268,22 +268,23 @@ _BITS = {1: tf.uint8, 2: tf.uint16, 4: tf.int32, 8: tf.int64}
 
 
 def overwrite_rows(
-  x: tf.Tensor, rows: tf.Tensor, values: tf.Tensor, chosen: tf.Tensor
+  x: tf.Tensor, rows: tf.Tensor, values: tf.Tensor, chosen: tf.Tensor, for_xla: bool = False
 ) -> tf.Tensor:
   """`x` with other values in some rows; in place, where nothing else needs `x` (as in loops).
 
   On CPUs this adds the difference of the bits, as integers, by the only operation there that
-  changes rows of a tensor in place. XLA does not know that operation.
+  changes rows of a tensor in place.
 
   Args:
     x: a matrix.
     rows: int32 [n], different rows of x.
     values: [n, columns of x].
     chosen: bool [n]; the rows of others stay as they are.
+    for_xla: whether XLA compiles the program, which does not know that operation.
   """
   index, chosen = rows[:, tf.newaxis], chosen[:, tf.newaxis]
   bits = _BITS.get(x.dtype.size) if x.dtype.is_floating or x.dtype.is_integer else None
-  if bits is None or not only_cpus():
+  if bits is None or for_xla or not only_cpus():
     values = tf.where(chosen, values, tf.gather_nd(x, index))
     return tf.tensor_scatter_nd_update(x, index, values)
   y = tf.bitcast(x, bits)

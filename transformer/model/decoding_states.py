@@ -92,7 +92,7 @@ class WriteAtOperation(Operation):
       first = tf.reshape(tf.range(count) * size, row_sizes)
       here = align(here, position.shape.dims, rows)
       index = tf.reshape(kernels.elementwise(tf.add, first, here), [count])
-      matrix = kernels.overwrite_rows(matrix, index, values, found)
+      matrix = kernels.overwrite_rows(matrix, index, values, found, impl.is_compiled_by_xla)
       return transpose_to(tf.reshape(matrix, shape), order, dims)
 
     begin = impl.laid_out_slice_begin(mtf.Shape([self._dim]))[0]

@@ -103,6 +103,10 @@ class StrategyMeshImpl(SimdMeshImpl):
     """The strategy of the constructor."""
     return self._strategy
 
+  @property
+  def is_compiled_by_xla(self) -> bool:
+    return self._tpu_collectives
+
   # --------------------------------------------------------------------- variables
 
   def create_slices(
