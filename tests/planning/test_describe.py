@@ -261,7 +261,9 @@ class CountingMeshImpl(mtf.PlacementMeshImpl):
       self.log.append((kind, tuple(self.shape[a].name for a in axes)))
 
   def allreduce(self, x, mesh_axes, reduction_fn_string):
-    self._note("allreduce", mesh_axes)
+    x = x.to_laid_out_tensor()
+    if x.tensor_list[0].dtype != tf.bool:  # Those are exchanged by another call, as integers.
+      self._note("allreduce", mesh_axes)
     return super().allreduce(x, mesh_axes, reduction_fn_string)
 
   def allconcat(self, x, mesh_axis, concat_axis, stack=False):
