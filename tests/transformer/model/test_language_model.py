@@ -310,7 +310,7 @@ def test_bfloat16_activations():
   loss, logits, squared = lm.run(impl, lm.loss_program(model, variable_dtype=dtype), lm.TARGETS)
   assert logits.dtype == "bfloat16" and loss.dtype == np.float32
   np.testing.assert_allclose(float(loss), exact[0], rtol=0.02)
-  # All of these weights are positive: what is rounded adds up.
+  # With these weights roundings add up; with drawn ones they do not.
   np.testing.assert_allclose(float(squared), exact[2], rtol=0.25)
   ids = lm.run(impl, lambda p: model.sample_autoregressive(p, variable_dtype=dtype), lm.TARGETS)
   assert ids.shape == lm.TARGETS.shape
