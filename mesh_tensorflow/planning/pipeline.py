@@ -379,7 +379,7 @@ class Blocks:
 
   @functools.cached_property
   def _held(self) -> list[tuple[list[Tensor], list[Tensor]]]:
-    """What the segments of each mesh add up over the microbatches, and what they keep."""
+    """Finds what the segments of each mesh add up over the microbatches, and what they keep."""
     return [(self._summed(own), self._kept(own)) for own in self._own]
 
   @functools.cached_property
