@@ -109,7 +109,7 @@ setup(
       "zstandard",
     ],
     # A CPU build of PyTorch (2.13.0+cpu) satisfies this, if installed beforehand.
-    "bench": ["torch==2.13.0", "transformers>=5,<6"],
+    "bench": ["torch==2.13.0", "transformers>=5,<6", "ctranslate2", "jax"],
     "keras-hub": ["keras-hub>=0.32"],  # Backbones, in long tests of what imports models.
     "bert": ["safetensors"],  # Weights of Hugging Face's models; its tests also need "bench".
     "vocab": ["sentencepiece"],

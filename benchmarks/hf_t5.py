@@ -25,13 +25,12 @@ class Decoder:
   Args:
     size: the model, and what it decodes.
     seed: of the weights.
-    attention: "eager" or "sdpa".
 
   Raises:
     ImportError: PyTorch or transformers are not installed.
   """
 
-  def __init__(self, size: T5Size, seed: int = 0, attention: str = "sdpa"):
+  def __init__(self, size: T5Size, seed: int = 0):
     if torch is None:
       raise ImportError("benchmarks.hf_t5 needs torch and transformers, which are not installed")
     config = T5Config(
@@ -48,7 +47,7 @@ class Decoder:
       # No token ends a sequence: all have the same length.
       eos_token_id=None,
     )
-    config._attn_implementation = attention
+    config._attn_implementation = "sdpa"
     self._size = size
     self._model = T5ForConditionalGeneration(config).eval()
     self._set_values(initial_values(size, seed))

@@ -18,12 +18,13 @@ import statistics
 import subprocess
 import sys
 import tempfile
-from collections.abc import Sequence
+import time
+from collections.abc import Collection, Sequence
 
 import tqdm
 
 from benchmarks import checkpoint
-from benchmarks.t5_sizes import T5_SIZES
+from benchmarks.t5_sizes import DECODED, T5_SIZES
 
 
 @dataclasses.dataclass(frozen=True)
@@ -34,15 +35,13 @@ class Side:
   size: str
   mesh: str = ""
   implementation: str = "placement"
-  attention: str = "sdpa"
   sharding: str = ""
   precision: str = "float32"
   stages: int = 1
   microbatches: int = 1
 
   def arguments(self) -> list[str]:
-    options = ("mesh", "implementation", "attention", "sharding", "precision")
-    options += ("stages", "microbatches")
+    options = ("mesh", "implementation", "sharding", "precision", "stages", "microbatches")
     given = [argument for name in options for argument in (f"--{name}", str(getattr(self, name)))]
     return [self.side, self.size, *given]
 
@@ -75,22 +74,28 @@ class Group:
 GROUPS = (
   Group("small", 15, 4),
   Group("bench", 15, 4),
-  Group("t5", 7, 1),
+  *(Group(size.name, 7, 1) for size in DECODED),
   Group("moe", 15, 4),
   Group("unet", 9, 1),
 )
+# Seconds for which threads of a side may spin after its turn: OpenMP's do so for 0.2.
+_SPIN = 0.3
 MESH_2X2, MESH_2X4 = "batch:2,model:2", "batch:2,model:4"
 
 
-def rows(with_torch: bool, with_transformers: bool) -> list[Row]:
-  """The comparisons, in the order of the table."""
+def rows(missing: Collection[str] = ()) -> list[Row]:
+  """The comparisons, in the order of the table.
+
+  Args:
+    missing: sides of which there are no rows: what they need is not installed.
+  """
   result = []
   for size in ("small", "bench"):
     one = Side("ours", size)
     plain = Side("plain", size)
     result.append(Row(f"(a) {size}: one device / plain TensorFlow 2", one, plain, 1.05))
-    if with_torch:
-      result.append(Row(f"(b) {size}: one device / PyTorch", one, Side("torch", size), 1.0))
+    result.append(Row(f"(b) {size}: one device / PyTorch", one, Side("torch", size), 1.0))
+    result.append(Row(f"(b) {size}: one device / JAX", one, Side("jax", size), 1.0))
   for size in ("small", "bench"):
     half = Side("ours", size, precision="bfloat16")
     plain = Side("plain", size, precision="bfloat16")
@@ -109,7 +114,10 @@ def rows(with_torch: bool, with_transformers: bool) -> list[Row]:
   for mesh, label, theirs, name in (
     (MESH_2X2, "2x2", "dtensor", "DTensor"),
     (MESH_2X4, "2x4", "dtensor", "DTensor"),
+    (MESH_2X2, "2x2", "jax", "JAX"),
+    (MESH_2X4, "2x4", "jax", "JAX"),
     ("batch:4", "batch:4", "mirrored", "MirroredStrategy"),
+    ("batch:4", "batch:4", "jax", "JAX"),
   ):
     for implementation in ("placement", "simd"):
       ours = Side("ours", "bench", mesh, implementation)
@@ -127,12 +135,13 @@ def rows(with_torch: bool, with_transformers: bool) -> list[Row]:
     whole = Side("ours", "bench", f"batch:{stages}")
     label = f"(k) bench: {stages} stages, 8 microbatches / batch:{stages}"
     result.append(Row(label, ours, whole, 1.25))
-  if with_transformers:
-    one = Side("ours_t5", "t5")
-    for attention in ("sdpa", "eager"):
-      theirs = Side("hf_t5", "t5", attention=attention)
-      label = f"(e) beam search, beam 4: one device / Hugging Face T5 ({attention})"
-      result.append(Row(label, one, theirs, 1.5))
+  for size in DECODED:
+    one = Side("ours_t5", size.name)
+    search = f"beam {size.beam}" if size.beam > 1 else "greedy"
+    what = f"(e) d_model {size.d_model}, {search}, {size.batch} sequences: one device"
+    target = 1.3 if size.beam > 1 else 1.5
+    for side, name in (("ct2_t5", "CTranslate2"), ("hf_t5", "Hugging Face T5")):
+      result.append(Row(f"{what} / {name}", one, Side(side, size.name), target))
   one = Side("ours", "moe")
   for implementation in ("placement", "simd"):
     ours = Side("ours", "moe", MESH_2X4, implementation)
@@ -143,7 +152,16 @@ def rows(with_torch: bool, with_transformers: bool) -> list[Row]:
     ours = Side("unet", "unet", "d:2,h:2", implementation)
     label = f"(h) U-Net of 64 x 64 x 64 voxels: 2x2 {implementation} / one device"
     result.append(Row(label, ours, one, 1.25))
-  return result
+  return [row for row in result if row.theirs.side not in missing]
+
+
+# What a side needs beside TensorFlow, if it is a comparison with something else.
+NEEDED = {
+  "torch": ["torch"],
+  "jax": ["jax"],
+  "hf_t5": ["torch", "transformers"],
+  "ct2_t5": ["ctranslate2"],
+}
 
 
 # (d): a table row's name, its side, its implementation and its meshes.
@@ -151,6 +169,7 @@ FIRST_STEPS = [
   ("placement", "ours", "placement", ("batch:2", MESH_2X2, MESH_2X4)),
   ("SIMD", "ours", "simd", ("batch:2", MESH_2X2, MESH_2X4)),
   ("DTensor", "dtensor", "", ("batch:2", MESH_2X2, MESH_2X4)),
+  ("JAX", "jax", "", ("batch:2", MESH_2X2, MESH_2X4)),
   ("MirroredStrategy", "mirrored", "", ("batch:2", "batch:4")),  # 12 rows are not 8 equal parts.
 ]
 
@@ -202,6 +221,7 @@ def measure(sides: Sequence[Side], rounds: int, steps: int) -> tuple[dict, dict]
     medians = {side: [] for side in sides}
     for _ in tqdm.tqdm(range(rounds), desc="measuring", unit="round"):
       for side, worker in workers.items():
+        time.sleep(_SPIN)
         medians[side].append(statistics.median(worker.milliseconds(steps)))
     return medians, {side: w.losses for side, w in workers.items()}
   finally:
@@ -216,9 +236,12 @@ def main() -> None:
   parser.add_argument("--steps", type=int, default=0, help="steps in a turn; 0: as usual")
   parser.add_argument("--only", default="", help="rows whose label has this text, such as (a)")
   args = parser.parse_args()
-  with_torch = importlib.util.find_spec("torch") is not None
-  with_transformers = with_torch and importlib.util.find_spec("transformers") is not None
-  chosen = [r for r in rows(with_torch, with_transformers) if args.only in r.label]
+  missing = {
+    side: absent
+    for side, modules in NEEDED.items()
+    if (absent := [m for m in modules if importlib.util.find_spec(m) is None])
+  }
+  chosen = [r for r in rows(missing) if args.only in r.label]
   lines = []
   for group in GROUPS:
     members = [r for r in chosen if r.ours.size == group.size]
@@ -231,12 +254,10 @@ def main() -> None:
   if lines:
     print("| comparison | ours | other | ratio | wanted |\n|---|---|---|---|---|")
     print("\n".join(lines))
-  if not with_torch:
-    print("\nPyTorch is not installed: (b) is left out.")
-  if not with_transformers:
-    print("\nPyTorch or transformers are not installed: (e) is left out.")
+  for side, absent in missing.items():
+    print(f"\n{side} is left out, as this is not installed: {', '.join(absent)}.")
   if not args.only or "(d)" in args.only:
-    print_first_steps()
+    print_first_steps(missing)
   if not args.only or "(g)" in args.only:
     checkpoint.print_table()
   if not args.only or "(l)" in args.only:
@@ -281,11 +302,12 @@ def check_losses(losses: dict) -> None:
       )
 
 
-def print_first_steps() -> None:
+def print_first_steps(missing: Collection[str]) -> None:
   """(d): time from an empty program to the end of the first step."""
+  chosen = [row for row in FIRST_STEPS if row[1] not in missing]
   print("\n| (d) small: time to first step | 2 devices | 4 devices | 8 devices |")
   print("|---|---|---|---|")
-  for name, side, implementation, meshes in tqdm.tqdm(FIRST_STEPS, desc="first steps", unit="row"):
+  for name, side, implementation, meshes in tqdm.tqdm(chosen, desc="first steps", unit="row"):
     cells = []
     for mesh in meshes:
       worker = Worker(Side(side, "small", mesh, implementation))
@@ -302,12 +324,9 @@ def machine() -> str:
   import tensorflow as tf
 
   versions = [f"TensorFlow {tf.__version__}"]
-  if importlib.util.find_spec("torch") is not None:
-    import torch
-
-    versions.append(f"PyTorch {torch.__version__}")
-  if importlib.util.find_spec("transformers") is not None:
-    versions.append(f"transformers {importlib.metadata.version('transformers')}")
+  for module in sorted({m for modules in NEEDED.values() for m in modules}):
+    if importlib.util.find_spec(module) is not None:
+      versions.append(f"{module} {importlib.metadata.version(module)}")
   model = platform.processor() or platform.machine()
   try:
     with open("/proc/cpuinfo") as f:

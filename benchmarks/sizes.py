@@ -53,6 +53,8 @@ BENCH = Size(
 # Only our side has experts; its initial values are those of its own layers.
 MOE = dataclasses.replace(BENCH, name="moe", experts=8)
 SIZES = {size.name: size for size in (SMALL, BENCH, MOE)}
+# On a mesh with a dimension "model": the axis of each weight that is split over it.
+MODEL_AXIS = {"embedding": 0, "q": 1, "k": 1, "v": 1, "o": 0, "wi": 1, "wo": 0}
 
 
 def initial_values(size: Size, seed: int = 0) -> dict[str, np.ndarray]:

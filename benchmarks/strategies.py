@@ -15,9 +15,6 @@ import mesh_tensorflow as mtf
 from benchmarks import plain_tf, sizes
 from benchmarks.sizes import Size
 
-# Of weights that `ours.LAYOUT` splits: the axis that is split over the mesh dimension "model".
-_SPLIT = {"embedding": 0, "q": 1, "k": 1, "v": 1, "o": 0, "wi": 1, "wo": 0}
-
 
 def make_mirrored_step(size: Size, seed: int, mesh_shape: str) -> Callable[[np.ndarray], tf.Tensor]:
   """A training step under `MirroredStrategy`, each device with an equal part of the batch.
@@ -77,8 +74,8 @@ def make_dtensor_step(size: Size, seed: int, mesh_shape: str) -> Callable[[np.nd
 
   def variable(value: np.ndarray, name: str) -> tf.Variable:
     dims = [dtensor.UNSHARDED] * value.ndim
-    if name in _SPLIT and "model" in shape.dimension_names:
-      dims[_SPLIT[name]] = "model"
+    if name in sizes.MODEL_AXIS and "model" in shape.dimension_names:
+      dims[sizes.MODEL_AXIS[name]] = "model"
     layout = dtensor.Layout(dims, mesh)
     whole = dtensor.copy_to_mesh(value, dtensor.Layout.replicated(mesh, rank=value.ndim))
     return dtensor.DVariable(dtensor.relayout(whole, layout), name=name)

@@ -47,6 +47,16 @@ T5_SMALL = T5Size(
   input_length=64,
   output_length=64,
 )
+T5_HALF = dataclasses.replace(
+  T5_SMALL, name="t5_half", d_model=256, d_ff=1024, d_kv=32, layers=4, vocab=8192
+)
+# All that are measured; a beam of 1 is greedy.
+DECODED = tuple(
+  dataclasses.replace(model, name=f"{model.name}_{batch}x{beam}", batch=batch, beam=beam)
+  for model in (T5_HALF, T5_SMALL)
+  for batch in (1, 16, 64)
+  for beam in (1, 4)
+)
 T5_TINY = T5Size(
   "t5_tiny",
   d_model=32,
@@ -59,7 +69,7 @@ T5_TINY = T5Size(
   input_length=9,
   output_length=11,
 )
-T5_SIZES = {size.name: size for size in (T5_SMALL, T5_TINY)}
+T5_SIZES = {size.name: size for size in (*DECODED, T5_TINY)}
 
 
 def initial_values(size: T5Size, seed: int = 0) -> dict[str, np.ndarray]:

@@ -27,7 +27,9 @@ _UNET_WARM_UP = 4
 def main() -> None:
   """Builds the side, warms up, serves."""
   parser = argparse.ArgumentParser()
-  parser.add_argument("side", help="plain, torch, mirrored, dtensor, ours, ours_t5, hf_t5, or unet")
+  parser.add_argument(
+    "side", help="plain, torch, jax, mirrored, dtensor, ours, ours_t5, hf_t5, ct2_t5, or unet"
+  )
   parser.add_argument(
     "size", choices=sorted([*sizes.SIZES, *t5_sizes.T5_SIZES, *unet_sizes.UNET_SIZES])
   )
@@ -37,7 +39,6 @@ def main() -> None:
   parser.add_argument("--precision", default="float32", help="of plain and ours")
   parser.add_argument("--stages", type=int, default=1, help="of ours")
   parser.add_argument("--microbatches", type=int, default=1, help="of ours")
-  parser.add_argument("--attention", default="sdpa", help="of hf_t5: sdpa or eager")
   args = parser.parse_args()
   # Answers go where nothing else is written.
   answers = os.fdopen(os.dup(1), "w")
@@ -74,6 +75,11 @@ def _training(args: argparse.Namespace) -> tuple[Callable[[], Any], float, list[
     from benchmarks import torch_gpt
 
     step = torch_gpt.make_step(size, 0)
+  elif args.side == "jax":
+    from benchmarks import jax_gpt
+
+    started = time.perf_counter()
+    step = jax_gpt.make_step(size, 0, args.mesh)
   elif args.side in ("mirrored", "dtensor"):
     from benchmarks import strategies
 
@@ -122,7 +128,12 @@ def _decoding(args: argparse.Namespace) -> tuple[Callable[[], Any], float, list[
     from benchmarks import hf_t5
 
     started = time.perf_counter()
-    decoder = hf_t5.Decoder(size, 0, args.attention)
+    decoder = hf_t5.Decoder(size, 0)
+  elif args.side == "ct2_t5":
+    from benchmarks import ct2_t5
+
+    started = time.perf_counter()
+    decoder = ct2_t5.Decoder(size, 0)
   else:
     from benchmarks import ours_t5
 

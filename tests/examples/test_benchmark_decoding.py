@@ -1,28 +1,30 @@
-"""The decoding benchmark compares the same work: both sides find the same sequences."""
+"""The decoding benchmark compares the same work: all sides find the same sequences."""
 
 from __future__ import annotations
 
 import dataclasses
+import importlib
 import importlib.util
 
 import numpy as np
 import pytest
 
-from benchmarks import ours_t5, t5_sizes
+from benchmarks import ours_t5, run, t5_sizes
 from tests.kinds import kept
 
 SIZE = t5_sizes.T5_TINY
-_MISSING = [m for m in ("torch", "transformers") if importlib.util.find_spec(m) is None]
 
 
-@pytest.mark.skipif(bool(_MISSING), reason=f"not installed: {', '.join(_MISSING)}")
+@pytest.mark.parametrize("side", ["hf_t5", "ct2_t5"])
 @pytest.mark.parametrize("seed", kept([0, 1], [0]))
 @pytest.mark.slow
-def test_both_sides_find_the_same_sequences(seed):
-  from benchmarks import hf_t5
-
+def test_both_sides_find_the_same_sequences(side, seed):
+  for module in run.NEEDED[side]:
+    if importlib.util.find_spec(module) is None:
+      pytest.skip(f"not installed: {module}")
   inputs = t5_sizes.random_inputs(SIZE, seed)
-  ours, theirs = ours_t5.Decoder(SIZE, seed), hf_t5.Decoder(SIZE, seed)
+  ours = ours_t5.Decoder(SIZE, seed)
+  theirs = importlib.import_module(f"benchmarks.{side}").Decoder(SIZE, seed)
   ids = ours.decode(inputs)
   assert ids.shape == (SIZE.batch, SIZE.output_length)
   # Else the comparison would say little.

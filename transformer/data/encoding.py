@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import numpy as np
@@ -11,13 +11,20 @@ import tensorflow as tf
 
 from mesh_tensorflow.errors import DataError
 from mesh_tensorflow.transformer.data import packing
-from mesh_tensorflow.transformer.data.vocabularies.base import EOS_ID, Vocabularies, Vocabulary
+from mesh_tensorflow.transformer.data.vocabularies.base import (
+  EOS_ID,
+  PythonVocabulary,
+  Vocabularies,
+  Vocabulary,
+)
 
 _LOG = logging.getLogger("mesh_tensorflow")
 
 # A text of at least so many ids of which a larger part is unknown is refused. (Where no letter is
 # known, the blanks are: half of the ids.)
 _LONG, _MOST_UNKNOWN = 1000, 0.3
+
+_ROWS = 64  # Texts that one call of Python encodes.
 
 
 def check_known(ids: np.ndarray, vocabulary: Vocabulary, what: str) -> None:
@@ -99,10 +106,7 @@ def encode_documents(
 
 def encode_dataset(dataset: tf.data.Dataset, vocabulary: Vocabulary) -> tf.data.Dataset:
   """Encodes every feature, a scalar string, to int32 ids; adds no EOS."""
-  return dataset.map(
-    lambda example: {k: vocabulary.encode_tf(v) for k, v in example.items()},
-    num_parallel_calls=tf.data.AUTOTUNE,
-  )
+  return encode_features(dataset, dict.fromkeys(packing.element_spec(dataset), vocabulary))
 
 
 def encode_all_features(dataset: tf.data.Dataset, vocabulary: Vocabularies) -> tf.data.Dataset:
@@ -119,10 +123,49 @@ def encode_all_features(dataset: tf.data.Dataset, vocabulary: Vocabularies) -> t
   strings = [k for k in spec if spec[k].dtype == tf.string]
   if len(strings) < len(spec):
     _LOG.info("features that are no strings are dropped: %s", sorted(set(spec) - set(strings)))
+    dataset = dataset.map(lambda example: {k: example[k] for k in strings})
+  return encode_features(dataset, {k: vocabulary_of(k, vocabulary) for k in strings}, with_eos)
+
+
+def encode_features(
+  dataset: tf.data.Dataset,
+  vocabularies: Mapping[str, Vocabulary],
+  finish: Callable[[tf.Tensor], tf.Tensor] = tf.identity,
+) -> tf.data.Dataset:
+  """Encodes features, each a scalar string, to ids.
+
+  A vocabulary that encodes in Python gets many strings in one call, which takes less time than the
+  call.
+
+  Args:
+    dataset: yields dicts; the features that are not in `vocabularies` pass untouched.
+    vocabularies: by the names of the features.
+    finish: what becomes of the ids of a feature, int32 [length].
+
+  Returns:
+    A data set of dicts.
+  """
+  in_python = {k: v for k, v in vocabularies.items() if isinstance(v, PythonVocabulary)}
+
+  def encode_rows(examples: dict[str, tf.Tensor]) -> dict[str, tf.Tensor]:
+    rows = {k: v.encode_rows_tf(examples[k]) for k, v in in_python.items()}
+    return {**examples, **rows}
 
   def encode(example: dict[str, tf.Tensor]) -> dict[str, tf.Tensor]:
-    return {k: with_eos(vocabulary_of(k, vocabulary).encode_tf(example[k])) for k in strings}
+    ids = {}
+    for k, vocabulary in vocabularies.items():
+      if k in in_python:
+        padded, length = example[k]
+        ids[k] = finish(padded[:length])
+      else:
+        ids[k] = finish(vocabulary.encode_tf(example[k]))
+    return {**example, **ids}
 
+  if in_python:
+    cardinality = dataset.cardinality()
+    dataset = dataset.batch(_ROWS).map(encode_rows, num_parallel_calls=tf.data.AUTOTUNE).unbatch()
+    if cardinality != tf.data.UNKNOWN_CARDINALITY:
+      dataset = dataset.apply(tf.data.experimental.assert_cardinality(cardinality))
   return dataset.map(encode, num_parallel_calls=tf.data.AUTOTUNE)
 
 

@@ -20,6 +20,7 @@ from mesh_tensorflow.errors import ConfigError, DataError
 from mesh_tensorflow.training import input_shards
 from mesh_tensorflow.transformer.data.encoding import (
   encode_all_features,
+  encode_features,
   supervised_to_dict,
   vocabulary_of,
   with_eos,
@@ -121,14 +122,17 @@ def packed_parallel_tsv_dataset(options: ParallelTsv) -> tf.data.Dataset:
     A data set of examples, packed by default (see `pack_or_pad`).
   """
 
-  def encode(line: tf.Tensor) -> dict[str, tf.Tensor]:
+  def split(line: tf.Tensor) -> dict[str, tf.Tensor]:
     # Quotes are part of a text here, not around a column.
     columns = tf.io.decode_csv(line, ["", ""], field_delim="\t", use_quote_delim=False)
-    texts = dict(zip(("inputs", "targets"), columns))
-    ids = {k: vocabulary_of(k, options.vocabulary).encode_tf(text) for k, text in texts.items()}
-    return {k: with_eos(v, options.eos_id) for k, v in ids.items()} if options.append_eos else ids
+    return dict(zip(("inputs", "targets"), columns))
 
-  dataset = options.dataset.map(encode, num_parallel_calls=tf.data.AUTOTUNE)
+  def end(ids: tf.Tensor) -> tf.Tensor:
+    return with_eos(ids, options.eos_id) if options.append_eos else ids
+
+  vocabularies = {k: vocabulary_of(k, options.vocabulary) for k in ("inputs", "targets")}
+  texts = options.dataset.map(split, num_parallel_calls=tf.data.AUTOTUNE)
+  dataset = encode_features(texts, vocabularies, end)
   if options.max_encoded_len:
     dataset = dataset.filter(
       lambda ex: (

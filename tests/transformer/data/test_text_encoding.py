@@ -5,7 +5,9 @@ from __future__ import annotations
 import gzip
 
 import gin
+import numpy as np
 import pytest
+import tensorflow as tf
 
 from mesh_tensorflow import errors
 from mesh_tensorflow.transformer import dataset, vocabulary
@@ -121,3 +123,25 @@ def test_other_opened_files_are_not_blamed(tmp_path, monkeypatch):
   text_files.text_line_dataset(str(tmp_path / "bad"))
   with pytest.raises(errors.DataError, match="bad is not utf-8 text: byte 0xc3 at offset 4 "):
     text_files.check_opened()
+
+
+@pytest.mark.parametrize("lines", [0, 1, 64, 130])
+def test_data_sets_are_encoded_in_groups(lines):
+  """By a vocabulary that encodes in Python, many texts in a call: the ids and the order of one."""
+  text = [f"the {'bear ' * (i % 7)}{i}" for i in range(130)]
+  pieces = subwords.train_subword_vocabulary(text, 30)
+  columns = {
+    "inputs": text[:lines],
+    "targets": text[lines - 1 :: -1][:lines],
+    "weight": [0.5] * lines,
+  }
+  columns = {
+    k: tf.constant(v, tf.float32 if k == "weight" else tf.string) for k, v in columns.items()
+  }
+  made = dataset.encode_all_features(tf.data.Dataset.from_tensor_slices(columns), (BYTES, pieces))
+  assert int(made.cardinality()) == lines
+  for row, (x, y) in zip(made, zip(text[:lines], text[lines - 1 :: -1]), strict=False):
+    assert set(row) == {"inputs", "targets"}
+    np.testing.assert_array_equal(row["inputs"], [*BYTES.encode(x), 1])
+    np.testing.assert_array_equal(row["targets"], [*pieces.encode(y), 1])
+  assert len(list(made)) == lines

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import TypeAlias
 
 import gin
@@ -58,18 +58,36 @@ def as_text(decoded: object) -> str:
   return str(decoded)
 
 
-def encode_in_python(vocabulary: Vocabulary, s: tf.Tensor) -> tf.Tensor:
-  """The ids of a scalar string tensor by `vocabulary.encode`: int32 [length].
+class PythonVocabulary(Vocabulary):
+  """Base class of what encodes in Python: a graph with it runs in this process only."""
 
-  A graph with it runs in this process only.
-  """
+  def encode_texts(self, texts: Sequence[str]) -> list[list[int]]:
+    """The ids of each of several strings, without EOS."""
+    return [self.encode(text) for text in texts]
 
-  def encode(s: bytes | np.ndarray) -> np.ndarray:
-    # Eagerly it is an array without dimensions.
-    data = s.item() if isinstance(s, np.ndarray) else s
-    return np.array(vocabulary.encode(data.decode("utf-8", "replace")), np.int32)
+  def encode_tf(self, s: tf.Tensor) -> tf.Tensor:
+    """Like `encode`, of a scalar string tensor: int32 [length]."""
+    return self.encode_rows_tf(tf.convert_to_tensor(s)[tf.newaxis])[0][0]
 
-  return tf.ensure_shape(tf.numpy_function(encode, [s], tf.int32, stateful=False), [None])
+  def encode_rows_tf(self, texts: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+    """The ids of strings, by one call of Python.
+
+    Args:
+      texts: string [n].
+
+    Returns:
+      int32 [n, length of the longest], padded with 0, and the lengths, int32 [n].
+    """
+
+    def encode(texts: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+      rows = self.encode_texts([text.decode("utf-8", "replace") for text in texts])
+      lengths = np.array([len(row) for row in rows], np.int32)
+      ids = np.zeros([len(rows), lengths.max(initial=0)], np.int32)
+      ids[np.arange(ids.shape[1]) < lengths[:, np.newaxis]] = [i for row in rows for i in row]
+      return ids, lengths
+
+    ids, lengths = tf.numpy_function(encode, [texts], (tf.int32, tf.int32), stateful=False)
+    return tf.ensure_shape(ids, [*texts.shape, None]), tf.ensure_shape(lengths, texts.shape)
 
 
 def shifted(ids: tf.Tensor, offset: int, count: int) -> tf.Tensor:

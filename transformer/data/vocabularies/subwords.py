@@ -28,12 +28,7 @@ from mesh_tensorflow.errors import ConfigError, DataError
 from mesh_tensorflow.transformer.data.files import text_files
 from mesh_tensorflow.transformer.data.moses import MosesWords
 from mesh_tensorflow.transformer.data.vocabularies import kept as kept_lib
-from mesh_tensorflow.transformer.data.vocabularies.base import (
-  EOS_ID,
-  PAD_ID,
-  Vocabulary,
-  encode_in_python,
-)
+from mesh_tensorflow.transformer.data.vocabularies.base import EOS_ID, PAD_ID, PythonVocabulary
 from mesh_tensorflow.transformer.data.vocabularies.kept import write_whole_file
 
 _LOG = logging.getLogger("mesh_tensorflow")
@@ -45,7 +40,7 @@ _SAMPLING = threading.Lock()  # SentencePiece's seed is one for the process.
 _LONGEST_SENTENCE = 1 << 16  # Bytes; SentencePiece leaves longer ones out when it trains.
 
 
-class SentencePieceVocabulary(Vocabulary):
+class SentencePieceVocabulary(PythonVocabulary):
   """A SentencePiece model.
 
   Id 0 is padding, 1 EOS and 2 unknown; `extra_ids` more (sentinels) follow the model's pieces and
@@ -134,11 +129,16 @@ class SentencePieceVocabulary(Vocabulary):
     return UNK_ID
 
   def encode(self, s: str | bytes) -> list[int]:
-    text = self._in_words(s if isinstance(s, str) else s.decode("utf-8", "replace"))
-    ids: list[int] = self._processor.encode(text)
-    if UNK_ID in ids and len(self._told) < _TOLD:
-      self._tell_of_unknown(text, ids)
-    return ids
+    return self.encode_texts([s if isinstance(s, str) else s.decode("utf-8", "replace")])[0]
+
+  def encode_texts(self, texts: Sequence[str]) -> list[list[int]]:
+    texts = [self._in_words(text) for text in texts]
+    rows: list[list[int]] = self._processor.encode(texts)
+    if len(self._told) < _TOLD:
+      for text, ids in zip(texts, rows):
+        if UNK_ID in ids:
+          self._tell_of_unknown(text, ids)
+    return rows
 
   def _in_words(self, text: str) -> str:
     return self._words.cut(text) if self._words else text
@@ -187,10 +187,6 @@ class SentencePieceVocabulary(Vocabulary):
     # Sentinels are behind the pieces, and SentencePiece refuses ids that it has no piece for.
     text = str(self._processor.decode([int(i) for i in ids if _FIRST_ID <= i < self._pieces]))
     return self._words.join(text) if self._words else text
-
-  def encode_tf(self, s: tf.Tensor) -> tf.Tensor:
-    """Like `encode`; it calls Python, so a graph with it runs in this process only."""
-    return encode_in_python(self, s)
 
   def decode_tf(self, ids: tf.Tensor) -> tf.Tensor:
     """Like `decode`, for each row; it calls Python."""

@@ -21,7 +21,7 @@ import tensorflow as tf
 from mesh_tensorflow.arguments.declared import affects
 from mesh_tensorflow.errors import DataError
 from mesh_tensorflow.transformer.data.files import text_files
-from mesh_tensorflow.transformer.data.vocabularies.base import Vocabulary, encode_in_python
+from mesh_tensorflow.transformer.data.vocabularies.base import PythonVocabulary
 from mesh_tensorflow.transformer.data.vocabularies.kept import kept, write_whole_file
 
 _ESCAPE_CHARACTERS = frozenset("\\_u;0123456789")
@@ -29,7 +29,7 @@ _ESCAPED = re.compile(r"\\u|\\\\|\\([0-9]+);")
 _BAD_ESCAPE = "\u3013"  # What tensor2tensor writes for a number that is no character.
 
 
-class T2tVocabulary(Vocabulary):
+class T2tVocabulary(PythonVocabulary):
   """A subword vocabulary in the file format of tensor2tensor.
 
   Args:
@@ -84,10 +84,6 @@ class T2tVocabulary(Vocabulary):
     joined = "".join(self._subtokens[i] for i in known if 0 <= i < len(self._subtokens))
     tokens = [_unescaped(part) for part in joined.split("_") if part]
     return _joined([t for t in tokens if t])
-
-  def encode_tf(self, s: tf.Tensor) -> tf.Tensor:
-    """Like `encode`; it calls Python, so a graph with it runs in this process only."""
-    return encode_in_python(self, s)
 
   def _encode_token(self, token: str) -> tuple[int, ...]:
     token = token.replace("\\", "\\\\").replace("_", "\\u")

@@ -21,7 +21,7 @@ import tensorflow as tf
 from mesh_tensorflow.arguments.declared import affects
 from mesh_tensorflow.errors import ConfigError, DataError
 from mesh_tensorflow.transformer.data.files import text_files
-from mesh_tensorflow.transformer.data.vocabularies.base import Vocabulary, encode_in_python, shifted
+from mesh_tensorflow.transformer.data.vocabularies.base import PythonVocabulary, shifted
 from mesh_tensorflow.transformer.data.vocabularies.kept import kept, write_whole_file
 from mesh_transformer_cli import untrusted
 
@@ -58,7 +58,7 @@ _GAPS = 1 << 16
 _HEADER = b"# mesh_tensorflow byte-pair encoding, pattern "
 
 
-class TiktokenVocabulary(Vocabulary):
+class TiktokenVocabulary(PythonVocabulary):
   """A byte-pair encoding of ranked byte strings: a text is joined from bytes, lowest rank first.
 
   Id 0 is padding, 1 EOS, and the token of rank r has id r + 2. Every text has ids, and decodes to
@@ -196,10 +196,6 @@ class TiktokenVocabulary(Vocabulary):
     for token, rank in self._ranks.items():
       tokens[rank] = token
     return tokens
-
-  def encode_tf(self, s: tf.Tensor) -> tf.Tensor:
-    """Like `encode`; it calls Python, so a graph with it runs in this process only."""
-    return encode_in_python(self, s)
 
   def decode_tf(self, ids: tf.Tensor) -> tf.Tensor:
     table = tf.constant([*self._tokens, b""])
