@@ -209,13 +209,21 @@ class Side:
   Args:
     name: "old" or "new".
     root: the checkout.
+    server: makes a process that has imported what programs of a kind need.
   """
 
-  def __init__(self, name: str, root: pathlib.Path):
+  def __init__(
+    self,
+    name: str,
+    root: pathlib.Path,
+    server: Callable[[str], fork_server.Server] | None = None,
+  ):
     self.name, self.root = name, root.resolve()
     python = self.root / ".venv" / "bin" / "python"
     own = python if python.exists() else pathlib.Path(sys.executable)
-    self._server = functools.cache(lambda kind: fork_server.Server(_SERVERS[kind], own, self.root))
+    self._server = server or functools.cache(
+      lambda kind: fork_server.Server(_SERVERS[kind], own, self.root)
+    )
 
   def checked(self, folder: pathlib.Path) -> Side:
     """This side, if what its programs import is of its checkout."""
@@ -275,10 +283,11 @@ class Run:
     side: the side.
     old: the other one, or the same: that of OLD.
     folder: an empty folder.
+    contents: whether files are read, too, or only their names.
   """
 
-  def __init__(self, side: Side, old: Side, folder: pathlib.Path):
-    self.side, self.old, self.folder = side, old, folder
+  def __init__(self, side: Side, old: Side, folder: pathlib.Path, *, contents: bool = True):
+    self.side, self.old, self.folder, self.contents = side, old, folder, contents
     self.outcomes: dict[str, Outcome] = {}
     self.seconds = 0.0
     self._before: dict[str, tuple[int, int]] = {}
@@ -356,7 +365,7 @@ class Run:
     # A process that is killed may leave half of a file.
     finished = {n for n in names if ".unfinished-" not in n}
     found.texts["files"] = sorted(finished if loosely else names)
-    if loosely:
+    if loosely or not self.contents:
       return
     checkpoints = [n.removesuffix(".index") for n in changed if n.endswith(".index")]
     events = [n for n in changed if "tfevents" in n]

@@ -140,11 +140,12 @@ def start(
   Returns:
     The process.
   """
-  return _server().start(arguments, stdout, stderr, env, cwd)
+  return of_tests().start(arguments, stdout, stderr, env, cwd)
 
 
 @functools.cache
-def _server() -> Server:
+def of_tests() -> Server:
+  """The server of this process's tests."""
   return Server(_TRAINER)
 
 

@@ -10,7 +10,7 @@ import dataclasses
 import inspect
 import re
 import sys
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any, TypeVar
 
 import gin
@@ -22,6 +22,7 @@ from mesh_tensorflow import checkpoint as checkpoint_lib
 from mesh_tensorflow import workers
 from mesh_tensorflow.arguments.declared import affects
 from mesh_tensorflow.environment.data_sets import without_autotuning
+from mesh_tensorflow.environment.tensorflow_mode import not_converted
 from mesh_tensorflow.errors import CheckpointError, DataError
 from mesh_tensorflow.training import input_shards, seeds, several_steps
 from mesh_tensorflow.training.input_shards import BatchRows, InputShard
@@ -460,20 +461,21 @@ class TrainingData:
     of_example = len(program.examples)
     own = tf.identity if len(here) == read else lambda x: tf.gather(x, here)
 
+    @not_converted
+    def of_row(number: tf.Tensor, ex: Mapping[str, tf.Tensor]) -> tuple[tf.Tensor, ...]:
+      # Of an example what this process needs; which rows it needs, `read` and `own` say.
+      found = [
+        tf.cast(_part(ex[n], begins[of_example:], sizes[of_example:]), dtype)
+        for n, (begins, sizes), dtype in zip(names, parts, dtypes)
+      ]
+      return (*found, number)
+
+    @not_converted
+    def of_batch(*xs: tf.Tensor) -> tuple[tf.Tensor, ...]:
+      return (*(tf.reshape(own(x), sizes) for x, (_, sizes) in zip(xs, parts)), xs[-1])
+
     def batches(rows: tf.data.Dataset) -> tf.data.Dataset:
-      rows = rows.map(
-        lambda number, ex: (
-          *(
-            # Of an example what this process needs; which rows it needs, `read` and `own` say.
-            tf.cast(_part(ex[n], begins[of_example:], sizes[of_example:]), dtype)
-            for n, (begins, sizes), dtype in zip(names, parts, dtypes)
-          ),
-          number,
-        )
-      )
-      return rows.batch(read, drop_remainder=True).map(
-        lambda *xs: (*(tf.reshape(own(x), sizes) for x, (_, sizes) in zip(xs, parts)), xs[-1])
-      )
+      return rows.map(of_row).batch(read, drop_remainder=True).map(of_batch)
 
     self._batches = batches
     self._name = _PIPELINE

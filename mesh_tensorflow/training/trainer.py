@@ -9,6 +9,7 @@ import tensorflow as tf
 
 from mesh_settings.trainer import TrainerSettings
 from mesh_tensorflow import ops, workers
+from mesh_tensorflow.environment.tensorflow_mode import not_converted
 from mesh_tensorflow.errors import ConfigError, DataError, ShapeError
 from mesh_tensorflow.meshes import layout_names
 from mesh_tensorflow.meshes.mesh_impl import MeshImpl
@@ -184,7 +185,9 @@ class _Evaluator(Evaluator):
   ) -> dict[str, float] | None:
     names, program = self.check(dataset), self._program
     dtypes = [program.feature_spec(n).dtype for n in names]
-    batches = dataset.map(lambda ex: tuple(tf.cast(ex[n], t) for n, t in zip(names, dtypes)))
+    batches = dataset.map(
+      not_converted(lambda ex: tuple(tf.cast(ex[n], t) for n, t in zip(names, dtypes)))
+    )
     batches = batches.batch(program.examples.size, drop_remainder=True)
     batches = batches if max_batches is None else batches.take(max_batches)
     call, count = self.trace(), 0

@@ -35,6 +35,17 @@ def _iterators_end_at_once() -> Iterator[None]:
     yield
 
 
+@pytest.fixture(autouse=True, scope="session")
+def _plain_keras_without_xla() -> Iterator[None]:
+  """Programs of plain Keras are not compiled by XLA unless a test asks for it.
+
+  To compile one takes longer than all that it computes in a test.
+  """
+  with pytest.MonkeyPatch.context() as m:
+    m.setattr(keras.Model, "_resolve_auto_jit_compile", lambda self: False, raising=False)
+    yield
+
+
 @pytest.fixture
 def enabled(cpu_devices: list[str]) -> Iterator[None]:
   """Keras' distributions are served, and none is left behind."""

@@ -5,6 +5,8 @@ Weights in bfloat16, which are rounded as these are, too.
 
 from __future__ import annotations
 
+import itertools
+
 import hypothesis
 import numpy as np
 import pytest
@@ -15,6 +17,7 @@ import mesh_tensorflow as mtf
 from mesh_tensorflow import checkpoint, optimize
 from mesh_tensorflow.errors import CheckpointError, ConfigError
 from mesh_tensorflow.numerics import compact, random_bits
+from tests.kinds import in_turns, kept
 
 COMPACT = ("bfloat16", "int8")
 OPTIMIZERS = {
@@ -262,10 +265,10 @@ def test_one_dimension_name_twice(cpu_devices):
 
 BFLOAT16 = mtf.VariableDType(tf.float32, tf.bfloat16, tf.float32)
 OF_WEIGHTS = {**OPTIMIZERS, "sgd": lambda: optimize.SgdOptimizer(0.1)}
+EACH_OF_WEIGHTS = list(itertools.product(OF_WEIGHTS, ("placement", "simd")))
 
 
-@pytest.mark.parametrize("kind", ["placement", "simd"])
-@pytest.mark.parametrize("name", OF_WEIGHTS)
+@pytest.mark.parametrize(("name", "kind"), kept(EACH_OF_WEIGHTS, in_turns(EACH_OF_WEIGHTS)))
 @hypothesis.settings(max_examples=2)
 @hypothesis.given(given=layouts())
 def test_rounded_weights_are_the_same_on_every_layout(name, kind, given, cpu_devices):
@@ -328,7 +331,7 @@ def test_wrong_dtypes():
 def test_checkpoints_of_each_form_into_each_other(of, to, cpu_devices, tmp_path):
   first = make_impl("placement", cpu_devices)
   before = train(first, OPTIMIZERS["adamw"]().with_state_dtype(of), some_steps())
-  checkpoint.Checkpointer(str(tmp_path), first.variable_store).save(3)
+  checkpoint.Checkpointer(str(tmp_path), first.variable_store).save(3, asynchronous=False)
   second = make_impl("simd", cpu_devices, "x:2,y:2", "b:y", "x")
   train(second, OPTIMIZERS["adamw"]().with_state_dtype(to), some_steps(1))
   checkpoint.Checkpointer(str(tmp_path), second.variable_store).restore()
@@ -352,7 +355,7 @@ def test_there_and_back_is_the_same(cpu_devices, tmp_path):
       first = found
     else:
       checkpoint.Checkpointer(str(tmp_path / f"{i - 1}"), impl.variable_store).restore()
-    checkpoint.Checkpointer(str(tmp_path / f"{i}"), impl.variable_store).save(3)
+    checkpoint.Checkpointer(str(tmp_path / f"{i}"), impl.variable_store).save(3, asynchronous=False)
   for v in impls[-1].variable_store:
     if "/codes" in v.name or "/scale_" in v.name:
       np.testing.assert_allclose(v.numpy(), first[v.name], rtol=1e-6, err_msg=v.name)
@@ -362,7 +365,7 @@ def test_a_checkpoint_without_the_slots(cpu_devices, tmp_path):
   """Nothing is made up of weights alone."""
   first, second = (make_impl("placement", cpu_devices) for _ in range(2))
   train(first, optimize.SgdOptimizer(0.1), some_steps(1))
-  checkpoint.Checkpointer(str(tmp_path), first.variable_store).save(1)
+  checkpoint.Checkpointer(str(tmp_path), first.variable_store).save(1, asynchronous=False)
   train(second, OPTIMIZERS["adamw"]().with_state_dtype("int8"), some_steps(1))
   with pytest.raises(CheckpointError, match="missing in the checkpoint"):
     checkpoint.Checkpointer(str(tmp_path), second.variable_store).restore()

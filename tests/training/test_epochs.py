@@ -12,6 +12,7 @@ from mesh_tensorflow.training.input_shards import BatchRows
 from mesh_tensorflow.transformer.training.trainer import open_data
 from tests.transformer import training_program as program
 
+pytestmark = pytest.mark.usefixtures("without_attention")
 BATCH = program.BATCH
 ROWS = 20
 OF_AN_ERA = ROWS * training_data.EPOCHS_OF_AN_ERA // BATCH
@@ -210,8 +211,9 @@ def test_data_without_a_whole_batch_ends_at_once(count, seen, steps):
 
   for function in (known, unknown, skipping, by_rows):
     assert not list(open_data(steps, function, None, "train", seen).calls(5, 2))
-    with pytest.raises(errors.DataError, match="no complete batch of 8 sequences"):
-      program.make_trainer().train(function, 3)
+    if not seen:  # Of a training that begins.
+      with pytest.raises(errors.DataError, match="no complete batch of 8 sequences"):
+        program.make_trainer().train(function, 3)
 
 
 def test_data_that_can_be_read_once_only(steps):

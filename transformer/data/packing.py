@@ -14,6 +14,7 @@ import numpy as np
 import tensorflow as tf
 
 from mesh_tensorflow.arguments.declared import affects
+from mesh_tensorflow.environment.tensorflow_mode import not_converted
 from mesh_tensorflow.errors import DataError
 from mesh_tensorflow.transformer.data.vocabularies.base import EOS_ID
 
@@ -90,9 +91,11 @@ def pack_dataset(
       )
   lengths = {k: _length_of("pack_dataset", length, k) for k in keys}
 
+  @not_converted
   def cut(example: dict[str, tf.Tensor]) -> dict[str, tf.Tensor]:
     return {k: tf.cast(example[k][: lengths[k]], tf.int32) for k in keys}
 
+  @not_converted
   def pack(examples: dict[str, tf.Tensor]) -> dict[str, tf.Tensor]:
     return pack_group(examples, lengths)
 
@@ -124,6 +127,7 @@ def trim_and_pad_dataset(
     if spec[k].shape.rank == 0:
       raise DataError(f"trim_and_pad_dataset: feature {k!r} is a scalar")
 
+  @not_converted
   def fit(example: dict[str, tf.Tensor]) -> dict[str, tf.Tensor]:
     return {k: _trim_and_pad(v, lengths[k]) if k in lengths else v for k, v in example.items()}
 
@@ -163,7 +167,7 @@ def ensure_dataset_eos(
     return tf.concat([v[:-1], tf.clip_by_value(v[-1:], 0, EOS_ID)], 0)
 
   return dataset.map(
-    lambda example: {k: end(v) if k in keys else v for k, v in example.items()},
+    not_converted(lambda example: {k: end(v) if k in keys else v for k, v in example.items()}),
     num_parallel_calls=tf.data.AUTOTUNE,
   )
 

@@ -13,6 +13,7 @@ from collections.abc import Callable
 import numpy as np
 import tensorflow as tf
 
+from mesh_tensorflow.environment.tensorflow_mode import not_converted
 from mesh_tensorflow.errors import ConfigError, DataError
 from mesh_tensorflow.training.input_shards import BatchRows
 from mesh_tensorflow.transformer.data import packing
@@ -124,6 +125,7 @@ def dataset(
     read = _memory_reader(tokens, cut.length, apart, full, positions)
   column = tf.range(cut.length, dtype=tf.int64)
 
+  @not_converted
   def block(index: tf.Tensor) -> dict[str, tf.Tensor]:
     features = read(*places(index))
     if cut.context:
@@ -147,12 +149,13 @@ def _numbers(begin: int, end: int, rows: BatchRows | None) -> tf.data.Dataset:
       return found
     return tf.data.Dataset.range(begin, border).batch(_BLOCK).concatenate(found)
   found = tf.data.Dataset.range(rows.count(end - begin)).batch(_BLOCK)
-  return found.map(lambda k: begin + rows.numbers(k))
+  return found.map(not_converted(lambda k: begin + rows.numbers(k)))
 
 
 def _permuted_epochs(count: int, seed: int, skip: int, rows: BatchRows | None) -> tf.data.Dataset:
   """Batches of the numbers of needed rows: endlessly permutations of 0..count-1, from `skip` on."""
 
+  @not_converted
   def epoch(number: tf.Tensor) -> tf.Tensor:
     bits = _uniform([count], seed, number, None)  # All bits of the generator.
     order = tf.cast(tf.argsort(bits, stable=True), tf.int64)

@@ -20,6 +20,7 @@ from mesh_tensorflow import checkpoint as checkpoint_lib
 from mesh_tensorflow import workers
 from mesh_tensorflow.arguments.declared import COUNT_OR_ZERO, takes
 from mesh_tensorflow.environment.data_sets import without_autotuning
+from mesh_tensorflow.environment.tensorflow_mode import not_converted
 from mesh_tensorflow.errors import ConfigError, DataError
 from mesh_tensorflow.numerics import random_bits
 from mesh_tensorflow.training.data import TrainingData
@@ -476,7 +477,7 @@ class Trainer:
     """
     names = self.steps.feature_names(dataset)
     step = self._eval_step(names)
-    dataset = dataset.map(lambda ex: tuple(tf.cast(ex[n], tf.int32) for n in names))
+    dataset = dataset.map(not_converted(lambda ex: tuple(tf.cast(ex[n], tf.int32) for n in names)))
     dataset = dataset.batch(self.steps.batch_size).prefetch(tf.data.AUTOTUNE)
     sums: dict[str, float] = {}
     longest = 0.0

@@ -12,18 +12,13 @@ import re
 
 import pytest
 
-from tests import as_before
+from tests import as_before, fork_server
 from tests.as_before_cases import params, small
 from tests.conftest import ROOT
 
 WRITTEN = pathlib.Path(__file__).parent / "sessions"
 TRAINED = ["--steps=6", "--report_every=2", "--save_every=3", "--eval_every=3"]
 NAN = ["--set", "schedule=constant", "--learning_rate=1e30", "--optimizer=Sgd"]
-
-
-@pytest.fixture(scope="module")
-def side():
-  return as_before.Side("this", ROOT)
 
 
 def trains(run):
@@ -115,8 +110,9 @@ def shown(outcome):
 @pytest.mark.slow
 @pytest.mark.subprocess
 @pytest.mark.parametrize("session", SESSIONS, ids=lambda s: s.__name__)
-def test_session(session, side, tmp_path):
-  run = as_before.Run(side, side, tmp_path)
+def test_session(session, tmp_path):
+  side = as_before.Side("this", ROOT, lambda kind: fork_server.of_tests())
+  run = as_before.Run(side, side, tmp_path, contents=False)
   session(run)
   found = "".join(f"{name}\n{shown(outcome)}\n" for name, outcome in run.outcomes.items())
   path = WRITTEN / f"{session.__name__}.txt"
