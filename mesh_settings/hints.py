@@ -5,6 +5,24 @@ from __future__ import annotations
 import difflib
 from collections.abc import Callable, Iterable, Sequence
 
+# Flags of the trainer that its user has written by another name, set when the process starts.
+_WRITTEN: dict[str, str] = {}
+
+
+def note_written(flag: str, name: str) -> None:
+  """Notes by which name a flag of the trainer was given to this process.
+
+  Args:
+    flag: the flag.
+    name: as it was written.
+  """
+  _WRITTEN[flag] = name
+
+
+def as_written(flag: str) -> str:
+  """A flag of the trainer as its user has written it: of "--gin_file" perhaps "--config"."""
+  return _WRITTEN.get(flag, flag)
+
 
 def did_you_mean(
   name: str,

@@ -9,6 +9,8 @@ import sys
 from collections.abc import Sequence
 from typing import NoReturn
 
+from mesh_settings import hints
+from mesh_transformer_cli.model_flags import CONFIG
 from mesh_transformer_cli.parser import TRAINER, WRONG, Parser, did_you_mean
 from mesh_transformer_cli.table import COMMANDS
 
@@ -120,6 +122,9 @@ def _start(program: str, module: str, arguments: Sequence[str]) -> None:
 
   That of the trainer is kept in `model_dir/command`: it says in full what a command stood for.
   """
+  for flag in CONFIG:
+    if flag.aliases and any(a.partition("=")[0] == flag.name for a in sys.argv):
+      hints.note_written(flag.aliases[0], flag.name)
   sys.argv = [program, *arguments]
   runpy.run_module(module, run_name="__main__")
 

@@ -163,7 +163,8 @@ def cut_into_stages(
     schedule: of the pipeline; None: that of the mesh implementation, else "1f1b".
 
   Raises:
-    ArgumentError: there is no such schedule, or a mesh implementation has another number of stages.
+    ArgumentError: there is no such schedule, or there are no stages for it; or a mesh
+      implementation has another number of stages.
     MeshShapeError: the stages do not divide the number of devices.
     UnsupportedError: there are several processes.
   """
@@ -171,6 +172,11 @@ def cut_into_stages(
     check_schedule(schedule, "parallelize")
   impl = choice.given
   if stages is None and (impl is None or not impl.stages):
+    if schedule is not None:
+      raise ArgumentError(
+        f"parallelize: schedule={schedule!r} is that of stages, and there are none: give stages, "
+        "their number, or leave it out"
+      )
     return choice
   if stages is None:
     assert impl is not None

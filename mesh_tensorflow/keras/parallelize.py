@@ -259,8 +259,8 @@ def parallelize(
 
   Raises:
     ArgumentError: the model is no Keras model on TensorFlow, or the mesh is none; there is no such
-      schedule. That the model has too few layers, or not the named ones, is told at the first
-      batch.
+      schedule, or there are no stages for it; or a number is a bool. That the model has too few
+      layers, or not the named ones, is told at the first batch.
     UnsupportedError: the model has a train_step of its own, and stages or microbatches.
     LayoutError: the layout is for another mesh, or `shard_state` names no dimension of it. A rule
       for a dimension that there is not is told at the first batch.
@@ -288,6 +288,9 @@ def parallelize(
     rules_by_hand(mesh, layout)
   if fallback not in ("error", "replicate"):
     raise ArgumentError(f"parallelize: fallback is 'error' or 'replicate', got {fallback!r}")
+  for name, number in (("stages", stages), ("microbatches", microbatches)):
+    if isinstance(number, bool):
+      raise ArgumentError(f"parallelize: {name}={number} is no number; give that of the {name}")
   if isinstance(stages, str):
     stages = [stages]
   if microbatches is not None and microbatches < 1:

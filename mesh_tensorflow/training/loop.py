@@ -226,8 +226,6 @@ class TrainingLoop:
         forgotten = validation.compare_by_metric(
           self.settings, self._evaluator, self._checkpoints.evaluations
         )
-        if forgotten is not None:
-          self.state.say(forgotten)
         nothing = validation.nothing_to_do(
           self.settings, start, last, self._checkpoints.evaluations
         )
@@ -236,6 +234,9 @@ class TrainingLoop:
           if on_nothing is not None:
             on_nothing()
           return []
+        validator = self._validator()  # Checks the metric before that is said to have changed.
+        if forgotten is not None:
+          self.state.say(forgotten)
         first = began if seen_data_init_step is None else seen_data_init_step
         if first > start:
           raise ConfigError(
@@ -249,7 +250,9 @@ class TrainingLoop:
           self._checkpoints.examples_in_epoch,
           self.state.data_seed,
         )
-        return self._train(stop, source, start, last, on_ready, checkpoint_input_pipeline)
+        return self._train(
+          stop, source, validator, start, last, on_ready, checkpoint_input_pipeline
+        )
       except WorkerLostError:
         if self.state.checkpointer is not None:
           self.state.checkpointer.abandon()
@@ -263,12 +266,12 @@ class TrainingLoop:
     self,
     stop: StopRequests,
     source: TrainingSource,
+    validator: Validator | None,
     start: int,
     last: int,
     on_ready: Callable[[Graph], None] | None,
     saves_position: bool,
   ) -> list[float]:
-    validator = self._validator()
     names, batches = self._open_data(source, start, saves_position)
     progress, reports = self._new_progress(start, last)
     # A flag ends the calls of one process. Workers stop at one step, and a saved position in the

@@ -438,6 +438,9 @@ def test_refused_at_once(cpu_devices: list[str]) -> None:
   refused(ArgumentError, "stages=0; a model has at least 1", "rows:1", stages=0)
   refused(ArgumentError, "microbatches=0; a batch has at least 1", "rows:1", microbatches=0)
   refused(ArgumentError, "schedule must be one of gpipe", "rows:1", stages=2, schedule="fast")
+  refused(ArgumentError, "schedule='gpipe' is that of stages", "rows:1", schedule="gpipe")
+  for name in ("stages", "microbatches"):
+    refused(ArgumentError, f"{name}=True is no number", "rows:1", **{"stages": 2, name: True})
   refused(MeshShapeError, "3 devices cannot be divided among the 2 stages of", 3, stages=2)
   impl = pipeline(mtf.PlacementMeshImpl, 2)
   refused(ArgumentError, "has 2 stages: give it them", impl, stages=3)

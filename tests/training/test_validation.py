@@ -444,6 +444,15 @@ def test_settings_of_a_run_and_the_modes_that_take_the_best(tmp_path, evaluated,
     small_lm.run(tmp_path, *best, "run.eval_checkpoint_step = 'bset'")
 
 
+def test_an_unknown_metric_is_refused_before_it_counts(tmp_path, evaluated, capsys):
+  evaluated.losses = {2: 3.0, 4: 2.0}
+  make_trainer(tmp_path, how=validation()).train(program.dataset, 2)
+  trainer = make_trainer(tmp_path, how=validation(best_metric="nope"), quiet=False)
+  with pytest.raises(errors.ConfigError, match="'nope': there is no such metric"):
+    trainer.train(program.dataset, 4)
+  assert "do not count" not in capsys.readouterr().out
+
+
 @pytest.mark.parametrize(
   ("binding", "what"),
   [

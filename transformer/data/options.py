@@ -22,7 +22,7 @@ import gin
 import tensorflow as tf
 
 from mesh_settings.records import settings_of, takes_settings
-from mesh_settings.rules import COUNT, COUNT_OR_ZERO
+from mesh_settings.rules import COUNT, COUNT_OR_ZERO, one_of
 from mesh_tensorflow.arguments.declared import affects, declares
 from mesh_tensorflow.errors import ConfigError
 from mesh_tensorflow.training import input_shards, seeds
@@ -45,7 +45,7 @@ class Examples:
 
   sequence_length: Length = argument("an int, or a dict from each feature (`inputs`, `targets`).")
   vocabulary: Any = argument("a `Vocabulary`, or a tuple of one for inputs and one for targets.")
-  dataset_split: str = argument('"train"; any other name means what is held out.', "train")
+  dataset_split: str = argument('"train", or another split of the data.', "train")
   batch_size: int | None = argument("has no effect.", None, COUNT.or_none())
 
   @property
@@ -105,6 +105,15 @@ class ByNumber(Examples):
   def needed(self) -> BatchRows | None:
     """The examples of each batch to make; None: all. To be asked for while the reader is called."""
     return self.batch_rows or input_shards.current().rows()
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class TwoSplits(ByNumber):
+  """Options of readers of what is trained on, and of what is held out."""
+
+  dataset_split: str = argument(
+    '"train", or "validation": what is held out.', "train", one_of(("train", "validation"))
+  )
 
 
 # -------------------------------------------------------------------------------- readers

@@ -30,7 +30,7 @@ from mesh_tensorflow.transformer.data import encoding, pair_rows, sources, token
 from mesh_tensorflow.transformer.data.files import token_folder
 from mesh_tensorflow.transformer.data.files.arguments import argument
 from mesh_tensorflow.transformer.data.files.documents import Field
-from mesh_tensorflow.transformer.data.options import ByNumber, reader, with_texts
+from mesh_tensorflow.transformer.data.options import TwoSplits, reader, with_texts
 from mesh_tensorflow.transformer.data.pair_rows import Pairs
 from mesh_tensorflow.transformer.data.vocabularies import kept
 
@@ -44,7 +44,7 @@ _LONG_SECONDS = 60.0
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class LanguageModel(ByNumber):
+class LanguageModel(TwoSplits):
   """Options of readers for language models."""
 
   context_tokens: int = argument(
@@ -288,7 +288,7 @@ def text_lm_dataset(options: TextLm) -> tf.data.Dataset:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class OwnPairs(sources.HeldOut, Pairs):
+class OwnPairs(sources.HeldOut, TwoSplits, Pairs):
   """Options of `own_pairs`."""
 
   inputs: Field = argument(

@@ -171,7 +171,7 @@ def _check_key(history: list[Setting]) -> None:
 
 
 def _how(s: Setting) -> str:
-  return f"included by {s.files[-2]}" if len(s.files) > 1 else "--gin_file"
+  return f"included by {s.files[-2]}" if len(s.files) > 1 else hints.as_written("--gin_file")
 
 
 def _check_kinds(settings: Settings, of_params: set[Key]) -> None:

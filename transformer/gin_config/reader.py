@@ -242,7 +242,7 @@ class Reader:
       ConfigError: it is missing, or something in it is wrong.
     """
     self._level += 1
-    self._read(self._find(name, "--gin_file"), ())
+    self._read(self._find(name, hints.as_written("--gin_file")), ())
 
   def read_bindings(self, bindings: Sequence[str], given: Place | None = None) -> None:
     """Reads bindings as given by `--gin_param`, after all files.

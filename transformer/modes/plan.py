@@ -99,7 +99,7 @@ def _compared(bound: mtf.Report, choice: LayoutChoice) -> str:
 @mode("plan", on_devices=False)
 def run_plan(job: Job) -> mtf.Report:
   """Prints what training needs, without doing it, and the best layouts."""
-  make = StepMaker(job.settings, job.sequence_length, job.batch_size)
+  make = StepMaker(job.settings, job.sequence_length, job.batch_size, needs_data=False)
   with read_once():
     return _planned(job, make)
 

@@ -17,8 +17,9 @@ from mesh_tensorflow.running.function import Function
 from mesh_tensorflow.transformer.data.text_io import inputs_vocabulary, targets_vocabulary
 from mesh_tensorflow.transformer.data.vocabularies.base import Vocabularies
 from mesh_tensorflow.transformer.model.model_building import build_model
-from mesh_tensorflow.transformer.model.model_steps import ModelSteps
+from mesh_tensorflow.transformer.model.model_steps import ModelSteps, VariableFilter
 from mesh_tensorflow.transformer.modes.layer_cut import layered, set_cut
+from mesh_tensorflow.transformer.modes.make_estimator import tpu_estimator_model_fn
 from mesh_tensorflow.transformer.modes.variants import (
   AS_BOUND,
   RECOMPUTE,
@@ -26,9 +27,13 @@ from mesh_tensorflow.transformer.modes.variants import (
   kinds_of_layers,
   variants,
 )
+from mesh_tensorflow.transformer.training.trainer import open_data
 
 
-@gin.configurable(module="mesh_tensorflow.transformer.plan")
+@gin.configurable(
+  module="mesh_tensorflow.transformer.plan",
+  denylist=["outer_batch_size", "variable_filter", "ensemble_inputs"],
+)
 @affects("report")
 @takes(batch_size=COUNT)
 def make_steps(
@@ -39,6 +44,10 @@ def make_steps(
   sequence_length: dict[str, int],
   vocab_size: int | tuple[int, int] | None = None,
   precision: str | None = None,
+  *,
+  outer_batch_size: int = 1,
+  variable_filter: VariableFilter = None,
+  ensemble_inputs: int | None = None,
 ) -> ModelSteps:
   """The programs of the model that gin describes, for a mesh that need not be there.
 
@@ -50,6 +59,9 @@ def make_steps(
     sequence_length: dict from feature to number of tokens.
     vocab_size: number of ids, or a pair for inputs and targets.
     precision: see `dtype_of_precision`.
+    outer_batch_size: see `ModelSteps`.
+    variable_filter: likewise.
+    ensemble_inputs: likewise.
 
   Raises:
     ConfigError: `vocab_size` is not given.
@@ -72,6 +84,9 @@ def make_steps(
     model_type,
     batch_size,
     sequence_length,
+    outer_batch_size,
+    variable_filter,
+    ensemble_inputs=ensemble_inputs,
     precision=precision,
     # What skips updates costs nothing that a plan would count.
     settings=TrainerSettings(loss_scale=None),
@@ -103,16 +118,27 @@ def vocabulary_sizes(vocabulary: Vocabularies) -> dict[str, tuple[int, int]]:
 class StepMaker:
   """Makes training steps of the model that gin describes, for meshes that need not be there.
 
+  They are the programs that are trained: their features are those of the training data, which is
+  opened for them. Without `run.train_dataset_fn` or a vocabulary they are those the model needs.
+
   Args:
     settings: of the run.
     sequence_length: dict from feature to number of tokens.
     batch_size: number of sequences.
+    needs_data: False: data that cannot be opened here is taken for packed.
 
   Raises:
     ConfigError: no optimizer is bound.
   """
 
-  def __init__(self, settings: RunSettings, sequence_length: Mapping[str, int], batch_size: int):
+  def __init__(
+    self,
+    settings: RunSettings,
+    sequence_length: Mapping[str, int],
+    batch_size: int,
+    *,
+    needs_data: bool = True,
+  ):
     if settings.optimizer is None:
       raise ConfigError("run.optimizer is not bound; bind @optimize.AdafactorOptimizer, say")
     self._settings, self._lengths = settings, dict(sequence_length)
@@ -120,6 +146,8 @@ class StepMaker:
     self._functions: dict[ModelSteps, Function] = {}
     self.batch_size = batch_size
     self._sizes = vocabulary_sizes(settings.vocabulary)
+    self._needs_data = needs_data
+    self._features: Sequence[str] | None = None
 
   def steps(
     self,
@@ -182,7 +210,26 @@ class StepMaker:
       dict(self._lengths),
       precision=self._settings.precision,
       **self._sizes,
+      outer_batch_size=gin.get_bindings(tpu_estimator_model_fn).get("outer_batch_size", 1),
+      variable_filter=self._settings.variable_filter,
+      ensemble_inputs=self._settings.ensemble_inputs,
     )
+
+  def _features_of_data(self, steps: ModelSteps) -> Sequence[str]:
+    settings, needed = self._settings, steps.required_features
+    if settings.train_dataset_fn is None or settings.vocabulary is None:
+      return needed
+    given = settings.train_dataset_fn, settings.vocabulary, settings.dataset_split
+    try:
+      return open_data(steps, *given).names
+    except Exception as e:  # noqa: BLE001 - a data set function is anybody's.
+      if self._needs_data:
+        raise
+      told = str(e).partition("\n")[0]
+      print(
+        f"the training data cannot be opened here, and is taken for packed ({told})", flush=True
+      )
+      return [f"{n}{kind}" for n in needed for kind in ("", "_position", "_segmentation")]
 
   def __call__(
     self,
@@ -194,8 +241,9 @@ class StepMaker:
     """A training step, made once; arguments as of `steps`."""
     steps = self.steps(mesh_shape, layout_rules, variant, per_layer)
     if steps not in self._functions:
-      made = steps.train_step(steps.required_features, self._settings.optimizer)
-      self._functions[steps] = made
+      if self._features is None:
+        self._features = self._features_of_data(steps)
+      self._functions[steps] = steps.train_step(self._features, self._settings.optimizer)
     return self._functions[steps]
 
   def check_shards(self, mesh_dims: Collection[str]) -> None:

@@ -68,7 +68,7 @@ def write_layout(choice: LayoutChoice, model: str, path: str | None = None) -> s
 @mode("search", on_devices=False)
 def run_search(job: Job) -> LayoutChoice:
   """Searches mesh shape and layout; a bound mesh shape is kept where the rules are "auto"."""
-  make = StepMaker(job.settings, job.sequence_length, job.batch_size)
+  make = StepMaker(job.settings, job.sequence_length, job.batch_size, needs_data=False)
   choice = automatic_layout.search(job.settings, make, bool(job.tpu))
   print(choice, flush=True)
   model = f"a {job.model_type} of {job.batch_size} sequences a batch"

@@ -10,6 +10,7 @@ import pytest
 from absl import flags as absl_flags
 
 import mesh_tensorflow.transformer.main  # noqa: F401 - defines the flags of the trainer.
+from mesh_settings import hints
 from mesh_settings.run import MODES
 from mesh_tensorflow.errors import DataError
 from mesh_tensorflow.transformer.commands import launch, tokenize, trainer
@@ -268,6 +269,7 @@ def test_tokenize(monkeypatch, tmp_path, capsys):
 
 def test_the_trainer_runs_in_this_process_with_the_flags(monkeypatch):
   started = []
+  monkeypatch.setattr(hints, "_WRITTEN", {})
   monkeypatch.setattr(sys, "argv", ["/bin/mesh-transformer", "plan", "--config=a.gin"])
   monkeypatch.setattr(
     front.runpy, "run_module", lambda name, run_name: started.append((name, run_name, sys.argv[:]))
@@ -277,6 +279,8 @@ def test_the_trainer_runs_in_this_process_with_the_flags(monkeypatch):
     (front.TRAINER, "__main__",
      [PROGRAM, "--gin_file=a.gin", "--gin_param=run.mode = 'plan'"]),
   ]  # fmt: skip
+  # Errors about the file name the flag that was given.
+  assert hints.as_written("--gin_file") == "--config"
 
 
 def test_the_launcher_takes_commands(monkeypatch):

@@ -100,6 +100,21 @@ def test_the_splits_are_all_documents_each_once(lines):
   assert sorted(whole) == sorted(DOCUMENTS)
 
 
+def test_a_split_that_is_none(tmp_path, lines):
+  pairs = tmp_path / "a.tsv"
+  pairs.write_text("a\tb\n" * 9)
+  for make, kwargs in (
+    (ds.own_text, {"path": lines}),
+    (ds.text_lm_dataset, {"train_files": lines, "validation_fraction": 0.5}),
+    (ds.own_tokens, {"path": str(tmp_path)}),
+    (ds.own_pairs, {"path": str(pairs)}),
+  ):
+    with pytest.raises(
+      errors.ConfigError, match=r"dataset_split \(='validatoin'\) must be one of train, validation"
+    ):
+      make(sequence_length=16, vocabulary=BYTES, dataset_split="validatoin", **kwargs)
+
+
 def test_held_out_files(tmp_path, lines):
   (tmp_path / "held_out.txt").write_text("xyz")
   kwargs = {"validation_path": str(tmp_path / "held_out.txt"), "dataset_split": "validation"}

@@ -126,7 +126,7 @@ def test_several_files_are_one_stream(tmp_path):
   out = ds.text_lm_dataset(
     sequence_length={"targets": 5, "inputs": 7},
     vocabulary=(None, BYTES),
-    dataset_split="test",
+    dataset_split="validation",
     train_files=str(tmp_path / "sub" / "*"),
     validation_files=[str(tmp_path / "*.txt")],
     mode="stream",
@@ -228,7 +228,11 @@ def test_document_units(tmp_path, unit, expected, encoding):
   path.write_bytes(b"a\r\nb\n \n\nc\n")
   (row,) = rows(
     documents(
-      str(path), dataset_split="dev", sequence_length=20, document_unit=unit, encoding=encoding
+      str(path),
+      dataset_split="validation",
+      sequence_length=20,
+      document_unit=unit,
+      encoding=encoding,
     )
   )
   segment = np.array(row["targets_segmentation"])

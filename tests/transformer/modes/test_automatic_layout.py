@@ -226,7 +226,8 @@ def test_what_does_not_fit_is_trained_in_microbatches_or_with_recomputation(
   most = max(c.memory for c in (free, *free.alternatives))
   less = f"choose_layout.memory_limit = {most - 1}.0"
   found = run(tmp_path, *auto, less, "run.mode = 'search'", "choose_layout.alternatives = 99")
-  needed = needs(found)
+  # As given nothing fits: of the ways without recomputation the first search tells.
+  needed = needs(free) | needs(found)
   assert set(needed) == {
     f"{m}{r}".strip(", ")
     for m in ("", "microbatches=2", "microbatches=4")
