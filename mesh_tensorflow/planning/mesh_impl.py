@@ -19,7 +19,7 @@ from mesh_tensorflow.meshes.laid_out import LaidOut, LaidOutTensor, slicewise_of
 from mesh_tensorflow.meshes.layout import LayoutLike
 from mesh_tensorflow.meshes.mesh_impl import MeshImpl
 from mesh_tensorflow.meshes.store import MakesSlices, StoredVariable, VariableStore
-from mesh_tensorflow.numerics import bodies
+from mesh_tensorflow.numerics import bodies, constants
 from mesh_tensorflow.numerics.initializers import InitializerLike
 from mesh_tensorflow.program.dimensions import Shape, ShapeLike
 from mesh_tensorflow.program.graph import Tensor
@@ -194,7 +194,7 @@ class PlanMeshImpl(MeshImpl):
   # ----------------------------------------------------------------- the contract
 
   def slicewise(self, fn: Callable[..., object], *inputs: Any) -> Any:
-    with bodies.inlined():
+    with bodies.inlined(), constants.on_device(""):
       return slicewise_of_one(fn, *inputs)
 
   def laid_out_pnum(self) -> LaidOutTensor:

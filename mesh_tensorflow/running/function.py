@@ -13,6 +13,7 @@ import tensorflow as tf
 from mesh_tensorflow import workers
 from mesh_tensorflow.arguments.checking import checked
 from mesh_tensorflow.arguments.kinds import DTypeLike
+from mesh_tensorflow.environment import collector
 from mesh_tensorflow.environment.tensorflow_mode import check_tensorflow2
 from mesh_tensorflow.errors import (
   ArgumentError,
@@ -413,6 +414,7 @@ class Function(tf.Module):  # type: ignore[misc]  # TensorFlow says nothing of i
   def _trace_alone(self, values: list[tf.Tensor], seed: Seed) -> Any:
     return self._trace(values, seed, is_own_trace=True)
 
+  @collector.paused()
   def _trace(self, values: list[tf.Tensor], seed: Seed, is_own_trace: bool = False) -> Any:
     """Builds and lowers the graph; called once per trace."""
     enter_scopes = scope.snapshot()
