@@ -376,7 +376,7 @@ class PlanLowering(Lowering):
 
 
 def _scalar(impl: PlanMeshImpl, dtype: tf.DType) -> Any:
-  return impl.slicewise(lambda: placeholder([], dtype))
+  return impl.slicewise(lambda: impl.placeholder([], dtype))
 
 
 class Recorder:
@@ -573,7 +573,7 @@ class Prober:
     def run(
       make: Callable[..., tf.Tensor] = placeholder, known: dict[Any, tf.Tensor] | None = None
     ) -> None:
-      impl = PlanMeshImpl(shape, rules)
+      impl = PlanMeshImpl(shape, rules, make)
       meshes: dict[Mesh, MeshImpl] = {x.mesh: impl for x in [*reads(op), *op.outputs]}
       meshes[op.mesh] = impl
       seed = make([], tf.int64)
@@ -616,6 +616,8 @@ class _Scratch:
     used: dict[tuple[tuple[int, ...], tf.DType], int] = {}
 
     def make(shape: Sequence[int], dtype: tf.DType) -> tf.Tensor:
+      if tf.inside_function():  # Another graph: the body of a loop.
+        return placeholder(shape, dtype)
       key = tuple(shape), dtype
       made, i = self._made.setdefault(key, []), used.get(key, 0)
       used[key] = i + 1
@@ -638,9 +640,7 @@ def _lower(
   lowering.variables = _Made(lambda v: _variable(impl, v))
   lowering.operations = _Made(lambda earlier: _left_by(lowering, impl, earlier))
   # Tensors that it does not read, but waits for.
-  lowering.tensors = _Made(
-    lambda x: LaidOutTensor([placeholder(impl.slice_shape(x.shape), x.dtype)])
-  )
+  lowering.tensors = _Made(lambda x: LaidOutTensor([make(impl.slice_shape(x.shape), x.dtype)]))
   op.check_layout(impl)
   given: dict[Tensor, Any] = {}
   for x, state in zip(read, states):
