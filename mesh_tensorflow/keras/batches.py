@@ -104,7 +104,7 @@ def _tensor(x: Any) -> tf.Tensor | None:
       f"mtf.keras: a batch has a {type(x).__name__}; on a mesh all shapes are static: pad it, "
       "or make it dense"
     )
-  t = tf.convert_to_tensor(x)
+  t = x if isinstance(x, tf.Tensor) else tf.convert_to_tensor(x)
   if t.dtype == tf.string:
     raise UnsupportedError(
       f"mtf.keras: a batch has texts (shape {t.shape}), which meshes do not compute with; encode "

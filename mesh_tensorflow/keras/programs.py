@@ -20,6 +20,7 @@ import keras
 import tensorflow as tf
 
 from mesh_tensorflow import workers
+from mesh_tensorflow.environment import collector
 from mesh_tensorflow.environment.data_sets import untuned_iterators
 from mesh_tensorflow.errors import GraphError, ShapeError, UnsupportedError
 from mesh_tensorflow.importing.accumulating import changed_at_top, is_added_to
@@ -369,6 +370,7 @@ class Programs:
     with mirror.unnoticed():  # It looks at the resources of variables, not at their values.
       return Imported(step, signature, names, self._fallback, self._warned, initial_value, derived)
 
+  @collector.paused()
   def _make(self, kind: str, batch: Batch, stop: tuple[int, ...] | None) -> Program:
     """Imports a step, decides the layout if it is not, and binds it to the mesh."""
     with mirror.traces_unnoticed(), self._scope():

@@ -86,15 +86,16 @@ class _Region:
   units: int
   digits: tuple[tuple[tuple[int, int, int, int], ...], ...]
 
-  def units_of(self, layout: int, coordinates: Mapping[int, int]) -> list[int]:
-    """The units of a processor, in order."""
+  def held_units(self, layout: int, coordinates: Sequence[Mapping[int, int]]) -> list[list[int]]:
+    """For each processor its units, in order."""
+    digits = self.digits[layout]
+    by_digits: dict[tuple[int, ...], list[int]] = {}
+    for u in range(self.units):
+      key = tuple([u // (self.units // b) % (b // a) for _, _, a, b in digits])
+      by_digits.setdefault(key, []).append(u)
     return [
-      u
-      for u in range(self.units)
-      if all(
-        u // (self.units // b) % (b // a) == coordinates[m] // divisor % (b // a)
-        for m, divisor, a, b in self.digits[layout]
-      )
+      by_digits[tuple([c[m] // divisor % (b // a) for m, divisor, a, b in digits])]
+      for c in coordinates
     ]
 
   def count(self, layout: int) -> int:
@@ -146,10 +147,8 @@ def count_units(total: int, mesh: tuple[int, ...], source: Places, target: Place
 def find_exchange(total: int, mesh: tuple[int, ...], source: Places, target: Places) -> Exchange:
   """The `Exchange` from one layout to another (see `redistribution`)."""
   regions, moving = _regions(total, mesh, source, target)
-  processors = list(itertools.product(*[range(mesh[m]) for m in moving]))
-  held, wanted = (
-    [_units(regions, layout, dict(zip(moving, c))) for c in processors] for layout in (0, 1)
-  )
+  processors = [dict(zip(moving, c)) for c in itertools.product(*[range(mesh[m]) for m in moving])]
+  held, wanted = (_units(regions, layout, processors) for layout in (0, 1))
   rounds, order = _find_rounds(held, wanted)
   view: list[int] = []
   new_view: list[int] = []
@@ -175,9 +174,13 @@ def find_exchange(total: int, mesh: tuple[int, ...], source: Places, target: Pla
 
 
 def _units(
-  regions: Sequence[_Region], layout: int, coordinates: Mapping[int, int]
-) -> list[tuple[int, ...]]:
-  return list(itertools.product(*[r.units_of(layout, coordinates) for r in regions]))
+  regions: Sequence[_Region], layout: int, processors: Sequence[Mapping[int, int]]
+) -> list[list[tuple[int, ...]]]:
+  """For each processor its units, by their numbers in each region."""
+  if not regions:
+    return [[()] for _ in processors]
+  held = [r.held_units(layout, processors) for r in regions]
+  return [list(itertools.product(*units)) for units in zip(*held)]
 
 
 def _find_rounds(

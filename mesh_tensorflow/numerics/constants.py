@@ -21,13 +21,16 @@ _device: contextvars.ContextVar[str | None] = contextvars.ContextVar("device", d
 
 
 @contextlib.contextmanager
-def of_one_graph() -> Iterator[None]:
+def of_one_graph(made: dict[Any, tf.Tensor] | None = None) -> Iterator[None]:
   """Context, or decorator, of operations that become part of one TensorFlow graph.
 
   Whatever makes a graph inside of another one (a branch, the body of a loop, a program) enters it.
+
+  Args:
+    made: the constants that the graph has already, by which new ones are added; None: it has none.
   """
   # Another graph's slices are computed by calls of their own.
-  tokens = _graph.set({}), _device.set(None)
+  tokens = _graph.set({} if made is None else made), _device.set(None)
   try:
     yield
   finally:

@@ -149,6 +149,7 @@ class Unit:
 
   Attributes:
     operation: the operation, or one that stands for a loop's handling of a tensor.
+    outputs: its outputs.
     reported: the operation whose cost it is: for the latter the loop.
     reads: tensors that it reads; what stands for them, where they are used inside of a loop.
     times: number of times that it runs.
@@ -160,6 +161,7 @@ class Unit:
   """
 
   operation: Operation
+  outputs: list[Tensor]
   reported: Operation
   reads: list[Tensor]
   times: int = 1
@@ -206,7 +208,7 @@ class Inlined:
     self, op: Operation, reported: Operation, where: Mapping[str, Any], **others: bool
   ) -> None:
     read = [self._stands_for.get(x, x) for x in reads(op)]
-    self.units.append(Unit(op, reported, read, **where, **others))
+    self.units.append(Unit(op, op.outputs, reported, read, **where, **others))
 
   def _inline(self, loop: WhileLoopOperation, where: Mapping[str, Any]) -> None:
     # Pending sums of captured tensors are executed once, before the first iteration.
@@ -521,7 +523,7 @@ class Evaluator:
     for i in indices:
       read, kind = self.units[i].reads, self.kinds[i]
       sums = [states.get(x) for x in read]
-      given = tuple(None if s is None else PendingSum(s.axes, s.executed) for s in sums)
+      given = tuple([None if s is None else PendingSum(s.axes, s.executed) for s in sums])
       piece = pieces.get((kind.number, given))
       if piece is None:
         piece = self.pieces.piece(kind, own_part(kind, layout), sizes, given)
@@ -532,7 +534,8 @@ class Evaluator:
       if piece.problem is not None:
         yield step
         return
-      for j, out in enumerate(self.units[i].operation.outputs):
+      outputs = self.units[i].outputs if any(given) or any(piece.states) else ()
+      for j, out in enumerate(outputs):
         same, state = piece.same[j], piece.states[j]
         source = sums[same] if same is not None else None
         if source is not None:
@@ -688,13 +691,13 @@ class Evaluator:
     scattered: Sequence[Tensor],
   ) -> None:
     """Adds gathered weights, and leaves of sums that are scattered a shard each."""
-    made = {x: u.place for u in self.units for x in u.operation.outputs}
+    made = {x: u.place for u in self.units for x in u.outputs}
     # What is computed of shards is a shard.
     products = {
       x
       for u in self.units
       if is_of_one_shape(u.operation) and self._in_shards & set(u.operation.inputs)
-      for x in u.operation.outputs
+      for x in u.outputs
       if x in self._in_shards and x not in scattered
     }
     for x in [*scattered, *products]:
@@ -752,9 +755,9 @@ class Evaluator:
         i = leader[i]
       return i
 
-    maker = {x: i for i, unit in enumerate(self.units) for x in unit.operation.outputs}
+    maker = {x: i for i, unit in enumerate(self.units) for x in unit.outputs}
     for i, unit in enumerate(self.units):
-      if any(x in self._pending for x in unit.operation.outputs):
+      if any(x in self._pending for x in unit.outputs):
         for x in unit.reads:
           if x in self._pending and x in maker:
             leader[find(i)] = find(maker[x])
@@ -797,7 +800,7 @@ class Evaluator:
     """Tensors whose sum may be pending."""
     pending: set[Tensor] = set()
     for unit, kind in zip(self.units, self.kinds):
-      outputs = unit.operation.outputs
+      outputs = unit.outputs
       given: tuple[State, ...] = tuple(
         PendingSum((0,)) if x in pending else None for x in unit.reads
       )
@@ -818,7 +821,7 @@ class Evaluator:
     for n, i in enumerate(indices):
       inside = tuple(places.get(x) for x in self.units[i].reads)
       left = []
-      for j, x in enumerate(self.units[i].operation.outputs):
+      for j, x in enumerate(self.units[i].outputs):
         places[x] = (n, j)
         outside = x in self._results or self._is_read_outside(x, chosen)
         left.append(x in self._pending and outside)
@@ -889,13 +892,13 @@ def _add_unit(
     block.inside[now] = piece.inside
   if unit.uses:
     used = [place[x][1] for x in unit.reads if x in place and place[x][0] == unit.block]
-    if not unit.operation.outputs and not any(waits & set(s.axes) for s in step.given if s):
+    if not unit.outputs and not any(waits & set(s.axes) for s in step.given if s):
       now = block.last_made(used, now)
     for key in used:
       block.use(key, now)
   if not unit.makes:
     return
-  for j, out in enumerate(unit.operation.outputs):
+  for j, out in enumerate(unit.outputs):
     kind, n = piece.buffers[j]
     if kind == "new":
       place[out] = unit.block, block.add((step.index, j), now, n, out)
@@ -903,7 +906,7 @@ def _add_unit(
       key = ("reduced", unit.reads[n])
       place[out] = unit.block, block.add(key, now, piece.pending[j], out)
     elif kind != "elsewhere":
-      source = unit.reads[n] if kind == "input" else unit.operation.outputs[n]
+      source = unit.reads[n] if kind == "input" else unit.outputs[n]
       if source in place:
         place[out] = place[source]
 

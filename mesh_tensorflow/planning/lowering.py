@@ -18,6 +18,7 @@ from mesh_tensorflow.meshes.contract import LaidOutVariable
 from mesh_tensorflow.meshes.laid_out import LaidOut, LaidOutTensor, LazyAllreduceSum
 from mesh_tensorflow.meshes.layout import UNEVEN, LayoutRules
 from mesh_tensorflow.meshes.mesh_impl import MeshImpl
+from mesh_tensorflow.numerics import constants
 from mesh_tensorflow.operations.loop_lowering import scatters_of
 from mesh_tensorflow.operations.loops import WhileLoopOperation
 from mesh_tensorflow.operations.variables import Variable
@@ -310,18 +311,26 @@ class PlanLowering(Lowering):
     self, graph: Graph, mesh_to_impl: dict[Mesh, MeshImpl], recorder: Recorder, seed: Seed
   ):
     self.recorder = recorder
+    # Of the graph that it lowers into; a body has its own.
+    self._constants: dict[Any, tf.Tensor] = {}
     super().__init__(graph, mesh_to_impl, seed=seed)
 
   def lower_operations(self, operations: Iterable[Operation]) -> None:
     operations = list(operations)
     for op in operations:
       self.recorder.begin(op)
-      super().lower_operations([op])
+      with constants.of_one_graph(self._constants):
+        self._lower_operation(op)
       self.recorder.end(op, self)
     self.recorder.end_block(operations, self)
 
   def alone(
-    self, mesh_to_impl: dict[Mesh, MeshImpl], recorder: Recorder, seed: Seed, in_loop: bool
+    self,
+    mesh_to_impl: dict[Mesh, MeshImpl],
+    recorder: Recorder,
+    seed: Seed,
+    in_loop: bool,
+    made: dict[Any, tf.Tensor] | None = None,
   ) -> PlanLowering:
     """A lowering that has lowered nothing, for other meshes: cheaper than a new one.
 
@@ -330,8 +339,11 @@ class PlanLowering(Lowering):
       recorder: recorder of its operations.
       seed: what random operations depend on.
       in_loop: whether they depend on the number of an iteration, too.
+      made: constants that the graph has already; see `constants.of_one_graph`.
     """
     result = self.child()
+    if made is not None:
+      result._constants = made
     result.mesh_to_impl, result.recorder, result._seed = mesh_to_impl, recorder, seed
     result._loop_key = _scalar(recorder.impl, tf.int32) if in_loop else None
     result.variables, result.operations, result._counters = {}, {}, []
@@ -345,6 +357,7 @@ class PlanLowering(Lowering):
   ) -> PlanLowering:
     result = super().child(loop_key, impl)
     assert isinstance(result, PlanLowering)
+    result._constants = {}
     if loop_key is not None:
       result._loop_key = _scalar(self.recorder.impl, tf.int32)
     if isinstance(self.tensors, _Made):
@@ -363,7 +376,7 @@ class PlanLowering(Lowering):
 
 
 def _scalar(impl: PlanMeshImpl, dtype: tf.DType) -> Any:
-  return impl.slicewise(lambda: placeholder([], dtype))
+  return impl.slicewise(lambda: impl.placeholder([], dtype))
 
 
 class Recorder:
@@ -517,12 +530,11 @@ class Prober:
   """Lowers single operations in isolation."""
 
   def __init__(self) -> None:
-    self._graph = tf.Graph()
+    self._scratch = _Scratch()
     self._count = 0
     self.lowered = 0
-    self._inputs = _Placeholders()
     # Making a lowering anew checks the process each time; a child of one does not.
-    with self._graph.as_default():
+    with self._scratch.graph.as_default():
       self._lowering = PlanLowering(Graph(), {}, Recorder(PlanMeshImpl([], {})), None)
 
   def piece(
@@ -549,7 +561,7 @@ class Prober:
     self._count += 1
     self.lowered += 1
     if self._count > _MOST_IN_A_GRAPH:
-      self._graph, self._count, self._inputs = tf.Graph(), 0, _Placeholders()
+      self._scratch, self._count = _Scratch(), 0
     if not isinstance(mesh, Shape):
       mesh = Shape([Dimension(f"axis{i}", n) for i, n in enumerate(mesh)])
     shape = mesh
@@ -558,12 +570,14 @@ class Prober:
     )
     made: list[Piece] = []
 
-    def run(make: Callable[..., tf.Tensor] = placeholder) -> None:
-      impl = PlanMeshImpl(shape, rules)
+    def run(
+      make: Callable[..., tf.Tensor] = placeholder, known: dict[Any, tf.Tensor] | None = None
+    ) -> None:
+      impl = PlanMeshImpl(shape, rules, make)
       meshes: dict[Mesh, MeshImpl] = {x.mesh: impl for x in [*reads(op), *op.outputs]}
       meshes[op.mesh] = impl
       seed = make([], tf.int64)
-      lowering = self._lowering.alone(meshes, Recorder(impl), seed, in_loop)
+      lowering = self._lowering.alone(meshes, Recorder(impl), seed, in_loop, known)
       lowering.graph = Graph()
       if shared:
         reader: Any = _Reader(op.inputs)
@@ -571,8 +585,8 @@ class Prober:
       made.append(_lower(lowering, impl, op, states, make))
 
     try:
-      with self._graph.as_default():
-        run(self._inputs.of_a_piece())
+      with self._scratch.graph.as_default():
+        run(self._scratch.placeholders(), self._scratch.constants)
     except MeshError as e:
       return Piece(problem=e)
     except (RuntimeError, TypeError, ValueError):
@@ -585,17 +599,25 @@ class Prober:
     return made[-1]
 
 
-class _Placeholders:
-  """Placeholders of a graph, for one piece after the other: making them takes long."""
+class _Scratch:
+  """Graph for pieces, whose constants and placeholders are used by one after the other.
+
+  Attributes:
+    graph: the graph.
+    constants: see `constants.of_one_graph`.
+  """
 
   def __init__(self) -> None:
+    self.graph, self.constants = tf.Graph(), dict[Any, tf.Tensor]()
     self._made: dict[tuple[tuple[int, ...], tf.DType], list[tf.Tensor]] = {}
 
-  def of_a_piece(self) -> Callable[[Sequence[int], tf.DType], tf.Tensor]:
-    """A function that returns another placeholder each time."""
+  def placeholders(self) -> Callable[[Sequence[int], tf.DType], tf.Tensor]:
+    """A function that returns another placeholder each time, for one piece."""
     used: dict[tuple[tuple[int, ...], tf.DType], int] = {}
 
     def make(shape: Sequence[int], dtype: tf.DType) -> tf.Tensor:
+      if tf.inside_function():  # Another graph: the body of a loop.
+        return placeholder(shape, dtype)
       key = tuple(shape), dtype
       made, i = self._made.setdefault(key, []), used.get(key, 0)
       used[key] = i + 1
@@ -618,9 +640,7 @@ def _lower(
   lowering.variables = _Made(lambda v: _variable(impl, v))
   lowering.operations = _Made(lambda earlier: _left_by(lowering, impl, earlier))
   # Tensors that it does not read, but waits for.
-  lowering.tensors = _Made(
-    lambda x: LaidOutTensor([placeholder(impl.slice_shape(x.shape), x.dtype)])
-  )
+  lowering.tensors = _Made(lambda x: LaidOutTensor([make(impl.slice_shape(x.shape), x.dtype)]))
   op.check_layout(impl)
   given: dict[Tensor, Any] = {}
   for x, state in zip(read, states):

@@ -19,7 +19,7 @@ from mesh_tensorflow.meshes.laid_out import LaidOut, LaidOutTensor, slicewise_of
 from mesh_tensorflow.meshes.layout import LayoutLike
 from mesh_tensorflow.meshes.mesh_impl import MeshImpl
 from mesh_tensorflow.meshes.store import MakesSlices, StoredVariable, VariableStore
-from mesh_tensorflow.numerics import bodies
+from mesh_tensorflow.numerics import bodies, constants
 from mesh_tensorflow.numerics.initializers import InitializerLike
 from mesh_tensorflow.program.dimensions import Shape, ShapeLike
 from mesh_tensorflow.program.graph import Tensor
@@ -75,8 +75,16 @@ class PlannedVariable:
   symbolic tf.Variable of the scratch graph answers.
   """
 
-  def __init__(self, name: str, shape: Sequence[int], dtype: tf.DType, trainable: bool):
+  def __init__(
+    self,
+    name: str,
+    shape: Sequence[int],
+    dtype: tf.DType,
+    trainable: bool,
+    make: Callable[..., tf.Tensor] = placeholder,
+  ):
     self.name = name
+    self._make = make
     self.shape = tf.TensorShape(shape)
     self.dtype = dtype
     self.trainable = trainable
@@ -84,7 +92,7 @@ class PlannedVariable:
     self._symbolic: tf.Variable | None = None
 
   def read_value(self) -> tf.Tensor:
-    self.reads.append(placeholder(self.shape, self.dtype))
+    self.reads.append(self._make(self.shape, self.dtype))
     return self.reads[-1]
 
   value = read_value
@@ -126,7 +134,15 @@ for _name in ("__neg__", "__abs__", "__getitem__", "__lt__", "__le__", "__gt__",
 
 
 class PlanStore(VariableStore):
-  """A store whose variables hold nothing."""
+  """A store whose variables hold nothing.
+
+  Args:
+    make: makes the values that they are read as.
+  """
+
+  def __init__(self, make: Callable[..., tf.Tensor] = placeholder):
+    super().__init__()
+    self._make = make
 
   # It is made for each piece, and nobody looks into it as into a tf.Module: nothing is tracked.
   __setattr__ = object.__setattr__
@@ -152,7 +168,7 @@ class PlanStore(VariableStore):
         trainable=trainable,
         layout=mesh_impl.tensor_layout(shape),
         mesh_shape=mesh_impl.shape,
-        slices=(PlannedVariable(name, part, slice_dtype, trainable),),
+        slices=(PlannedVariable(name, part, slice_dtype, trainable, self._make),),
         begins=((0,) * len(part),),
         slice_shape=tuple(part),
       )
@@ -165,6 +181,7 @@ class PlanMeshImpl(MeshImpl):
   Args:
     shape: mesh shape.
     layout_rules: layout rules.
+    make: makes symbolic slices of a shape and a dtype, as `placeholder` does.
 
   Attributes:
     collectives: the `Collective`s so far, in order.
@@ -172,8 +189,14 @@ class PlanMeshImpl(MeshImpl):
     variable_reads: the slices that were read from variables.
   """
 
-  def __init__(self, shape: ShapeLike, layout_rules: LayoutLike):
-    super().__init__(shape, layout_rules, variable_store=PlanStore())
+  def __init__(
+    self,
+    shape: ShapeLike,
+    layout_rules: LayoutLike,
+    make: Callable[..., tf.Tensor] = placeholder,
+  ):
+    super().__init__(shape, layout_rules, variable_store=PlanStore(make))
+    self.placeholder = make
     self.collectives: list[Collective] = []
     self.inputs: list[tf.Tensor] = []
 
@@ -194,11 +217,11 @@ class PlanMeshImpl(MeshImpl):
   # ----------------------------------------------------------------- the contract
 
   def slicewise(self, fn: Callable[..., object], *inputs: Any) -> Any:
-    with bodies.inlined():
+    with bodies.inlined(), constants.on_device(""):
       return slicewise_of_one(fn, *inputs)
 
   def laid_out_pnum(self) -> LaidOutTensor:
-    return LaidOutTensor([placeholder([], tf.int32)])
+    return LaidOutTensor([self.placeholder([], tf.int32)])
 
   def allreduce(
     self, x: LaidOut, mesh_axes: Sequence[int], reduction_fn_string: str
@@ -271,7 +294,7 @@ class PlanMeshImpl(MeshImpl):
     self._check_sources(source_pcoord, axes)
     value = _slice_of(x)
     if all(s is None or s == k for k, s in enumerate(source_pcoord)):
-      return LaidOutTensor([placeholder(value.shape, value.dtype)])
+      return LaidOutTensor([self.placeholder(value.shape, value.dtype)])
     # A message across several axes counts once, in equal shares.
     size, n = _bytes_of(value), len(axes)
     over = {axis: size * (i + 1) // n - size * i // n for i, axis in enumerate(axes)}
@@ -280,7 +303,7 @@ class PlanMeshImpl(MeshImpl):
   def import_tf_tensor(self, x: Tensor | Shape, tf_x: tf.Tensor) -> LaidOutTensor:
     shape = x if isinstance(x, Shape) else x.shape
     dtype = tf_x.dtype if tf.is_tensor(tf_x) else tf.convert_to_tensor(tf_x).dtype
-    self.inputs.append(placeholder(self.slice_shape(shape), dtype))
+    self.inputs.append(self.placeholder(self.slice_shape(shape), dtype))
     return LaidOutTensor([self.inputs[-1]])
 
   def export_to_tf_tensor(self, x: Tensor | Shape, laid_out_x: LaidOut) -> tf.Tensor:
@@ -306,7 +329,7 @@ class PlanMeshImpl(MeshImpl):
     value = _slice_of(x)
     size = _bytes_of(value) if slice_bytes is None else slice_bytes
     self.collectives.append(Collective(kind, reduction, mesh_axes, size, bytes_over, x))
-    return LaidOutTensor([placeholder(shape, value.dtype)])
+    return LaidOutTensor([self.placeholder(shape, value.dtype)])
 
 
 def _slice_of(x: LaidOutTensor) -> tf.Tensor:

@@ -232,6 +232,8 @@ class Pieces:
     # sizes do not follow from others.
     self._first: dict[Hashable, tuple[tuple[int, ...], Piece] | None] = {}
     self._checked: set[Hashable] = set()
+    # By kind and states: whether the sums that are pending are executed, and nothing else differs.
+    self._sums_first: dict[Hashable, bool] = {}
     self._found: dict[Hashable, Piece] = {}
     self._elementwise: dict[Hashable, Elementwise] = {}
     self._found_to_resume: dict[tuple[int, int], bool] = {}
@@ -340,6 +342,10 @@ class Pieces:
       piece = self._of_elements(kind, kind.elementwise, assignment, sizes, states)
       if piece is not None:
         return piece
+    if any(states):
+      piece = self._of_sums(kind, assignment, sizes, states, used)
+      if piece is not None:
+        return piece
     # Without exchanges the order of the mesh axes does not matter.
     order: list[int] = []
     for a in [a for _, a in assignment] + [a for s in states if s for a in s.axes] + used:
@@ -365,8 +371,72 @@ class Pieces:
         return _numbered(result, order)
     if first is not None:
       return _numbered(first[1], order)
+    return self._lower_on(kind, assignment, sizes, states, used)
+
+  def _lower_on(
+    self,
+    kind: Kind,
+    assignment: Assignment,
+    sizes: Sequence[int],
+    states: tuple[State, ...],
+    used: list[int],
+  ) -> Piece:
+    """The piece as it is lowered, on the mesh axes that are used alone."""
     pattern, given = _renumber(assignment, states, used)
     return _numbered(self._lower(kind, pattern, tuple(sizes[a] for a in used), given), used)
+
+  def _of_sums(
+    self,
+    kind: Kind,
+    assignment: Assignment,
+    sizes: Sequence[int],
+    states: tuple[State, ...],
+    used: list[int],
+  ) -> Piece | None:
+    """The piece of an operation that executes the sums it reads, from that without sums.
+
+    Returns:
+      The piece; None if the operation does something else with them.
+    """
+    axes = list(dict.fromkeys(a for s in states if s for a in s.axes))
+    executed = any(s and s.executed for s in states)
+    if executed or kind.on_all_axes or any(sizes[a] == 1 for a in axes):
+      return None
+    _, given = _renumber((), states, axes)
+    key = (kind.number, given)
+    if key not in self._sums_first:
+      on_pending = (2,) * len(axes)
+      lowered = self._lower(kind, (), on_pending, given)
+      self._sums_first[key] = lowered == self._with_sums(kind, (), on_pending, given)
+    if not self._sums_first[key]:
+      return None
+    piece = self._with_sums(kind, assignment, sizes, states)
+    if assignment and key not in self._checked:
+      self._checked.add(key)
+      if piece != self._lower_on(kind, assignment, sizes, states, used):
+        self._sums_first[key] = False
+        return None
+    return piece
+
+  def _with_sums(
+    self, kind: Kind, assignment: Assignment, sizes: Sequence[int], states: tuple[State, ...]
+  ) -> Piece:
+    """The piece without sums, and the execution of those that are pending."""
+    plain = self.piece(kind, assignment, sizes, (None,) * len(states))
+    if plain.problem is not None:
+      return plain
+    split, read = dict(assignment), reads(kind.operation)
+    executed = {}
+    for i, (x, state) in enumerate(zip(read, states)):
+      if state and read.index(x) == i:
+        parts = math.prod(sizes[split[d.name]] for d in x.shape if d.name in split)
+        # Booleans travel as int32.
+        element = 4 if x.dtype == tf.bool else x.dtype.size
+        executed[i] = int(x.shape.size) // parts * element
+    buffers = [
+      ("reduced", n) if (k, n in executed) == ("input", True) else (k, n) for k, n in plain.buffers
+    ]
+    return dataclasses.replace(plain, executed=executed, buffers=buffers)
 
   def _of_elements(
     self,

@@ -9,6 +9,7 @@ from collections.abc import Iterator, Sequence
 import tensorflow as tf
 
 from mesh_tensorflow import workers
+from mesh_tensorflow.environment import collector
 from mesh_tensorflow.errors import GraphError
 from mesh_tensorflow.meshes.mesh_impl import MeshImpl
 from mesh_tensorflow.meshes.placement.mesh_impl import PlacementMeshImpl
@@ -51,7 +52,8 @@ def read_once() -> Iterator[Reading]:
   outer = _OPEN.reading
   _OPEN.reading = outer or Reading()
   try:
-    yield _OPEN.reading
+    with collector.paused():
+      yield _OPEN.reading
   finally:
     _OPEN.reading = outer
 

@@ -13,6 +13,7 @@ import tensorflow as tf
 from mesh_tensorflow import workers
 from mesh_tensorflow.arguments.checking import checked
 from mesh_tensorflow.arguments.kinds import DTypeLike
+from mesh_tensorflow.environment import collector
 from mesh_tensorflow.environment.tensorflow_mode import check_tensorflow2
 from mesh_tensorflow.errors import (
   ArgumentError,
@@ -136,17 +137,30 @@ class _Staged:
     fn: the function that is traced.
     user_function: for whose traces TensorFlow counts those of `fn`: it warns of many, and would
       take the first traces of several functions for those of one.
+    specs: of the arguments; None if they are not known, or if the trace depends on more than them.
   """
 
-  def __init__(self, fn: Callable[..., object], user_function: Callable[..., object]):
+  def __init__(
+    self,
+    fn: Callable[..., object],
+    user_function: Callable[..., object],
+    specs: Sequence[tf.TensorSpec] | None,
+  ):
     def staged(values: list[tf.Tensor], seed: Seed) -> Any:
       return fn(values, seed)
 
     vars(staged).update(__wrapped__=user_function, __signature__=inspect.signature(fn))
     self._tf_function = tf.function(staged, autograph=False)
+    self._specs = None if specs is None else list(specs)
+    self._concrete: Any = None
 
-  def __call__(self, *args: Any) -> Any:
-    return self._tf_function(*args)
+  def __call__(self, values: list[tf.Tensor], seed: Seed) -> Any:
+    if self._specs is None or seed is not None:
+      return self._tf_function(values, seed)
+    if self._concrete is None:
+      self._concrete = self._tf_function.get_concrete_function(self._specs, None)
+    # To find the trace for such arguments takes TensorFlow longer than a small step.
+    return self._concrete(values, None)
 
   def trace(self, *args: Any) -> None:
     """Traces the function for `tf.TensorSpec`s of its arguments, unless that was done before."""
@@ -211,7 +225,7 @@ class Function(tf.Module):  # type: ignore[misc]  # TensorFlow says nothing of i
         )
     # Not by an assignment: tf.Module would put another kind of list in its place.
     self.__dict__["input_signature"] = signature
-    self._compiled = _Staged(self._trace_alone, self._fn)
+    self._compiled = self._staged()
     self._traced = False
     self.graph: Graph | None = None
     self.log_file: str | None = None  # For the report of each lowering; see `Lowering`.
@@ -268,7 +282,7 @@ class Function(tf.Module):  # type: ignore[misc]  # TensorFlow says nothing of i
           return self._compiled(values, seed)
       except CollectiveError:
         # The queues of the old trace may be closed.
-        self._compiled = _Staged(self._trace_alone, self._fn)
+        self._compiled = self._staged()
         raise
       except tf.errors.InvalidArgumentError as e:
         if is_division_by_zero(e):
@@ -367,7 +381,8 @@ class Function(tf.Module):  # type: ignore[misc]  # TensorFlow says nothing of i
 
   def _convert(self, index: int, arg: object, spec: TensorSpec) -> tf.Tensor:
     try:
-      value = tf.convert_to_tensor(arg, spec.dtype)
+      is_ready = isinstance(arg, tf.Tensor) and arg.dtype == spec.dtype
+      value = arg if is_ready else tf.convert_to_tensor(arg, spec.dtype)
     except (TypeError, ValueError) as e:
       raise DTypeError(f"argument {index} of {self.__name__}: expected {spec}: {e}") from e
     expected = self._part(spec).shape.as_list()
@@ -390,9 +405,16 @@ class Function(tf.Module):  # type: ignore[misc]  # TensorFlow says nothing of i
   def _impl_of(self, spec: TensorSpec) -> MeshImpl:
     return self.mesh_impl if spec.mesh is None else self.mesh_impls[spec.mesh]
 
+  def _staged(self) -> _Staged:
+    # Under a strategy another context is another trace.
+    known = self.input_signature is not None and not self._is_of_strategy()
+    specs = [self._part(s) for s in self.input_signature or ()] if known else None
+    return _Staged(self._trace_alone, self._fn, specs)
+
   def _trace_alone(self, values: list[tf.Tensor], seed: Seed) -> Any:
     return self._trace(values, seed, is_own_trace=True)
 
+  @collector.paused()
   def _trace(self, values: list[tf.Tensor], seed: Seed, is_own_trace: bool = False) -> Any:
     """Builds and lowers the graph; called once per trace."""
     enter_scopes = scope.snapshot()

@@ -10,6 +10,7 @@ from typing import Any
 import gin
 from gin import config_parser
 
+from mesh_tensorflow.environment import collector
 from mesh_tensorflow.transformer.gin_config import bindings as gin_names
 from mesh_tensorflow.transformer.gin_config.bindings import (
   MACRO,
@@ -22,7 +23,7 @@ from mesh_tensorflow.transformer.gin_config.bindings import (
   enclosing_scopes,
   short,
 )
-from mesh_tensorflow.transformer.gin_config.reader import TextDelegate, uninterrupted
+from mesh_tensorflow.transformer.gin_config.reader import TextDelegate
 
 _WIDTH = 100
 _HEAD = """\
@@ -83,7 +84,7 @@ def _operative_text() -> str:
   return "\n".join(lines)
 
 
-@uninterrupted()
+@collector.paused()
 def operative_config_str(settings: Settings, paths: list[str]) -> str:
   """Gin's operative configuration, with the place of each value in a comment.
 
@@ -113,7 +114,7 @@ def operative_config_str(settings: Settings, paths: list[str]) -> str:
   return text
 
 
-@uninterrupted()
+@collector.paused()
 def operative_values() -> tuple[dict[Key, Any], list[tuple[str, str]]]:
   """Values with which gin has called configurables so far.
 
@@ -138,7 +139,7 @@ def operative_values() -> tuple[dict[Key, Any], list[tuple[str, str]]]:
   return values, called
 
 
-@uninterrupted()
+@collector.paused()
 def places_of(settings: Settings, keys: Iterable[Key]) -> dict[Key, str]:
   """Describes the origin of each of some operative values.
 
@@ -152,7 +153,7 @@ def places_of(settings: Settings, keys: Iterable[Key]) -> dict[Key, str]:
   return {k: writer.place(used[k], history=False) if k in used else other for k in keys}
 
 
-@uninterrupted()
+@collector.paused()
 def bound_in_unused_scopes(settings: Settings) -> list[tuple[Setting, set[str]]]:
   """Bindings of given files for something that was called, but not in their scope.
 

@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 import gin
 from absl import flags
 
+from mesh_tensorflow.environment import collector
 from mesh_tensorflow.errors import ConfigError, MeshError
 from mesh_tensorflow.training import model_files
 from mesh_tensorflow.transformer.gin_config import assignments as gin_assignments
@@ -20,7 +21,7 @@ from mesh_tensorflow.transformer.gin_config import checks as gin_checks
 from mesh_tensorflow.transformer.gin_config import operative as gin_operative
 from mesh_tensorflow.transformer.gin_config import reader as gin_reader
 from mesh_tensorflow.transformer.gin_config.bindings import Key, Settings, parts_of
-from mesh_tensorflow.transformer.gin_config.reader import gin_dir, uninterrupted
+from mesh_tensorflow.transformer.gin_config.reader import gin_dir
 
 FLAGS = flags.FLAGS
 
@@ -89,7 +90,7 @@ def parse_gin_defaults_and_flags(skip_unknown: bool = False, finalize_config: bo
   )
 
 
-@uninterrupted()
+@collector.paused()
 def parse_gin(
   files: list[str],
   bindings: list[str],

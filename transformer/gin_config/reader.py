@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import ast
 import bisect
-import contextlib
 import dataclasses
-import gc
 import importlib
 import importlib.util
 import io
@@ -15,7 +13,7 @@ import os
 import re
 import tokenize
 import types
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Literal
 
 import gin
@@ -37,26 +35,6 @@ from mesh_tensorflow.transformer.gin_config.bindings import (
   UnknownNameError,
 )
 from mesh_transformer_cli import untrusted
-
-
-@contextlib.contextmanager
-def uninterrupted() -> Iterator[None]:
-  """A context without garbage collection; as a decorator, for a function that reads gin's texts.
-
-  Gin reads each value by `ast.literal_eval`. Before Python 3.12 a collection may start in the
-  middle of it, and a finalizer that it calls may give way to another thread; if that one parses
-  Python too, the first fails with "AST constructor recursion depth mismatch" (CPython issue
-  106905), which gin reports as an error of syntax.
-  """
-  if not gc.isenabled():
-    yield
-    return
-  gc.disable()
-  try:
-    yield
-  finally:
-    gc.enable()
-
 
 _PACKAGE = os.path.dirname(os.path.dirname(os.path.realpath(__file__)))
 
