@@ -114,6 +114,8 @@ def divided(loop: WhileLoopOperation, impl_of: ImplOf, seed: Tensor | None) -> S
     elif _is_invariant(op, varies, impl_of):
       once.append(op)
     else:
+      # What is made of gradients, their casts before they are added up, is of the backward pass.
+      op.is_backward |= any(x.operation.is_backward for x in op.inputs)
       inner.append(op)
       varies.update(op.outputs)
   order = _in_as_few(segments_of(inner, impl_of, outputs, seed))

@@ -8,6 +8,7 @@ import itertools
 import random
 
 import pytest
+import tensorflow as tf
 
 import mesh_tensorflow as mtf
 from mesh_tensorflow.errors import ArgumentError, LayoutError
@@ -19,7 +20,9 @@ from mesh_tensorflow.planning.pipeline import Blocks, balanced_cut, equal_cut, l
 BATCH, WIDTH, OUT = mtf.Dimension("batch", 32), mtf.Dimension("d", 64), mtf.Dimension("out", 64)
 
 
-def step(stages, schedule="1f1b", microbatches=8, mesh="data:2", layers=8, wide=()):
+def step(
+  stages, schedule="1f1b", microbatches=8, mesh="data:2", layers=8, wide=(), dtype=tf.float32
+):
   """A training step of layers, those of `wide` of ten products, on meshes without devices."""
   first, *others = [mtf.MeshImpl(mesh, "batch:data") for _ in range(stages)]
   impl = first.with_stages(others, schedule) if others else first
@@ -27,11 +30,11 @@ def step(stages, schedule="1f1b", microbatches=8, mesh="data:2", layers=8, wide=
   @mtf.function(impl, [mtf.TensorSpec([BATCH, WIDTH])])
   def train_step(x):
     def model(features):
-      y = features["x"]
+      y = mtf.cast(features["x"], dtype)
       for i in range(layers):
         with mtf.stage(f"stage{i * stages // layers}" if others else x.mesh):
           for j in range(10 if i in wide else 1):
-            w = mtf.get_variable(y.mesh, f"w{i}_{j}", [WIDTH, OUT])
+            w = mtf.get_variable(y.mesh, f"w{i}_{j}", [WIDTH, OUT], activation_dtype=dtype)
             y = mtf.rename_dimension(mtf.einsum([y, w], reduced_dims=[WIDTH]), "out", "d")
             y = mtf.relu(y)
       return {"loss": mtf.reduce_sum(mtf.square(y))}
@@ -54,6 +57,14 @@ def test_one_mesh_is_no_pipeline():
   report = mtf.describe(step(1), machine="a100")
   assert report.pipeline is None
   assert report.to_dict()["pipeline"] is None
+
+
+@pytest.mark.parametrize("schedule", schedules.SCHEDULES)
+def test_gradients_in_bfloat16_have_the_tasks_of_others(schedule):
+  """They are cast before they are added up, which is of the backward pass, too."""
+  found = mtf.describe(step(4, schedule, dtype=tf.bfloat16)).pipeline
+  tasks = [(t.mesh, t.kind, t.after) for t in found.table.tasks]
+  assert tasks == [(t.mesh, t.kind, t.after) for t in plan(4, schedule).table.tasks]
 
 
 @pytest.mark.parametrize("stages", [2, 4])
