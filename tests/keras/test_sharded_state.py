@@ -92,17 +92,20 @@ KEPT = [
 
 @pytest.mark.parametrize(("way", "optimizer"), kept(CASES, KEPT))
 def test_fit_evaluate_save_and_load(way, optimizer, tmp_path, cpu_devices):
+  # With a smaller last batch, of which there is a program of its own, or without.
+  count = len(X) if way == "placement" else 16
+  x, y = X[:count], Y[:count]
   plain = compiled(OPTIMIZERS[optimizer], odd)
   model = compiled(OPTIMIZERS[optimizer], odd)
   parallel = mtf.keras.parallelize(model, **WAYS[way]())
-  assert_same_history(parallel.fit(X, Y, **FIT), plain.fit(X, Y, **FIT), 1e-5)
+  assert_same_history(parallel.fit(x, y, **FIT), plain.fit(x, y, **FIT), 1e-5)
   impl = parallel.mesh_impl
   assert set(impl.state_dims) == set(impl.shape.dimension_names)
   whole, stored = _stored(impl)
   # Some weights have fewer elements than there are devices.
   assert stored < whole / 2.5
   np.testing.assert_allclose(
-    parallel.evaluate(X, Y, verbose=0), plain.evaluate(X, Y, verbose=0), rtol=1e-4
+    parallel.evaluate(x, y, verbose=0), plain.evaluate(x, y, verbose=0), rtol=1e-4
   )
   assert_same_variables(model, plain)
   path = tmp_path / "model.keras"
@@ -110,7 +113,7 @@ def test_fit_evaluate_save_and_load(way, optimizer, tmp_path, cpu_devices):
   loaded = keras.models.load_model(path)
   assert_same_variables(loaded, model, 1e-7)
   again = mtf.keras.parallelize(loaded, "other:2", "", shard_state=True)
-  assert_same_history(again.fit(X, Y, **FIT), plain.fit(X, Y, **FIT), 1e-4)
+  assert_same_history(again.fit(x, y, **FIT), plain.fit(x, y, **FIT), 1e-4)
 
 
 def test_a_distribution_of_kerass_own(cpu_devices, enabled):

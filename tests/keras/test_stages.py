@@ -23,8 +23,8 @@ from tests.keras.models import assert_same_history, assert_same_variables
 
 layers = keras.layers
 RNG = np.random.default_rng(0)
-X = RNG.normal(size=(36, 8)).astype(np.float32)
-Y = RNG.integers(0, 4, 36)
+X = RNG.normal(size=(32, 8)).astype(np.float32)
+Y = RNG.integers(0, 4, 32)
 FIT: dict[str, Any] = dict(batch_size=16, epochs=2, shuffle=False, verbose=0)
 
 
@@ -64,11 +64,14 @@ def pipeline(kind: Any, count: int, schedule: str = "1f1b", shape: str = "rows:1
   return first.with_stages(others, schedule)
 
 
-def check_fit(make: Callable[[], keras.Model], parallel: Any, tolerance: float = 1e-5) -> None:
+def check_fit(
+  make: Callable[[], keras.Model], parallel: Any, tolerance: float = 1e-5, examples: int = 32
+) -> None:
   """Trains on the stages and in Keras: losses, metrics, weights, slots and predictions."""
   expected = make()
-  history = expected.fit(X, Y, validation_data=(X[:16], Y[:16]), **FIT)
-  found = parallel.fit(X, Y, validation_data=(X[:16], Y[:16]), **FIT)
+  given: dict[str, Any] = {"validation_data": (X[:16], Y[:16]), **FIT}
+  history = expected.fit(X[:examples], Y[:examples], **given)
+  found = parallel.fit(X[:examples], Y[:examples], **given)
   assert_same_history(found, history, tolerance)
   assert_same_variables(parallel.model, expected)
   outputs = parallel.predict(X, verbose=0), expected.predict(X, verbose=0)
@@ -89,7 +92,10 @@ def check_fit(make: Callable[[], keras.Model], parallel: Any, tolerance: float =
 def test_fit(kind: Any, count: int, schedule: str, cpu_devices: list[str]) -> None:
   shape = "rows:2" if schedule != "zero_bubble" else "rows:1"
   impl = pipeline(kind, count, schedule, shape)
-  check_fit(lambda: compiled(blocks()), mtf.keras.parallelize(compiled(blocks()), impl))
+  # Of an epoch's last batch, which is smaller, there is a program of its own.
+  examples = 20 if count == 2 else 32
+  parallel = mtf.keras.parallelize(compiled(blocks()), impl)
+  check_fit(lambda: compiled(blocks()), parallel, examples=examples)
 
 
 def test_a_mesh_shape(cpu_devices: list[str]) -> None:

@@ -15,6 +15,7 @@ import mesh_tensorflow as mtf
 from mesh_tensorflow import checkpoint, optimize
 from mesh_tensorflow.errors import LayoutError
 from mesh_tensorflow.training import nonfinite
+from tests.kinds import in_turns, kept
 
 BATCH, D, F, ODD = (mtf.Dimension(n, s) for n, s in [("batch", 8), ("d", 8), ("f", 16), ("odd", 5)])
 RNG = np.random.default_rng(0)
@@ -32,6 +33,7 @@ OPTIMIZERS = {
   "sgd": lambda: optimize.SgdOptimizer(0.1),
   "momentum": lambda: optimize.MomentumOptimizer(0.1, 0.9),
 }
+EACH = list(itertools.product(OPTIMIZERS, ("placement", "simd")))
 # 3 divides no size: the last shards have padding.
 MESHES = ("x:2", "x:4", "x:2,y:2", "x:3", "x:3,y:2")
 RULES = ("", "batch:x~", "batch:x~,f:y", "d:x~", "f:x~,d:y")
@@ -110,8 +112,7 @@ def settings(draw):
   )
 
 
-@pytest.mark.parametrize("kind", ["placement", "simd"])
-@pytest.mark.parametrize("name", OPTIMIZERS)
+@pytest.mark.parametrize(("name", "kind"), kept(EACH, in_turns(EACH)))
 @hypothesis.settings(max_examples=3)
 @hypothesis.given(given=settings(), clip=st.booleans(), ema=st.booleans())
 def test_every_optimizer_as_on_one_device(name, kind, given, clip, ema, cpu_devices):
@@ -294,7 +295,12 @@ CHOICES = [
 ]
 
 
-@pytest.mark.parametrize(("saved", "read"), list(itertools.permutations(range(len(CHOICES)), 2)))
+# In `make test` each choice into the next one.
+PAIRS = list(itertools.permutations(range(len(CHOICES)), 2))
+NEXT = [(i, j) for i, j in PAIRS if j == (i + 1) % len(CHOICES)]
+
+
+@pytest.mark.parametrize(("saved", "read"), kept(PAIRS, NEXT))
 def test_checkpoints_of_each_choice_into_each_other(saved, read, cpu_devices, tmp_path):
   kinds = ("simd", "placement")
   first, second = (make_impl(kinds[i % 2], cpu_devices, *CHOICES[i], seed=i) for i in (saved, read))

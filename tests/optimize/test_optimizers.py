@@ -315,16 +315,27 @@ RUNS = [
 ]
 
 
-# In `make test` one layout in all modes.
+# In `make test` one layout in all modes; traced is each optimizer in one of them, in turns.
 USUAL = [(layout, mode) for layout, mode in RUNS if layout is GRAPH_OPTIMIZER]
+TRACED = [mode for mode in MODES if mode.endswith("function")]
+
+
+def chosen(layout, mode):
+  """The cases that are run on a layout in a mode."""
+  if "MTF_CONFORMANCE_DRAWS" in os.environ:
+    return [c for c in CASES if layout.suits(data(c)[0])]
+  found = [c for c in CASES if c.in_all_modes or mode in ("placement_eager", "simd_function")]
+  if (layout, mode) in USUAL and mode in TRACED:
+    both = [c for c in CASES if c.in_all_modes]
+    found = [c for c in found if c not in both or both.index(c) % 2 == TRACED.index(mode)]
+  return [c for c in found if layout.suits(data(c)[0])]
 
 
 @pytest.mark.parametrize(("layout", "mode"), kept(RUNS, USUAL), ids=str)
 @pytest.mark.slow
 def test_equals_numpy(layout, mode, cpu_devices):
   kind, execution = mode.split("_")
-  everything = mode in ("placement_eager", "simd_function") or "MTF_CONFORMANCE_DRAWS" in os.environ
-  cases = [c for c in CASES if layout.suits(data(c)[0]) and (everything or c.in_all_modes)]
+  cases = chosen(layout, mode)
   assert cases
   impl = make_impl(kind, layout, cpu_devices)
   fill = float("nan") if layout.is_uneven else 0.0

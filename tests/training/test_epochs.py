@@ -210,8 +210,9 @@ def test_data_without_a_whole_batch_ends_at_once(count, seen, steps):
 
   for function in (known, unknown, skipping, by_rows):
     assert not list(open_data(steps, function, None, "train", seen).calls(5, 2))
-    with pytest.raises(errors.DataError, match="no complete batch of 8 sequences"):
-      program.make_trainer().train(function, 3)
+    if not seen:  # Of a training that begins.
+      with pytest.raises(errors.DataError, match="no complete batch of 8 sequences"):
+        program.make_trainer().train(function, 3)
 
 
 def test_data_that_can_be_read_once_only(steps):

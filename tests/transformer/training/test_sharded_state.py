@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
+
 import numpy as np
 import pytest
 
 from mesh_tensorflow import checkpoint
 from mesh_tensorflow.errors import LayoutError
-from tests.kinds import kept
+from tests.kinds import in_turns, kept
 from tests.transformer import small_lm
 from tests.transformer import worker_processes as program
 
@@ -26,6 +28,8 @@ SHARDINGS = {
   "all over both": ("run.shard_state = ['batch', 'model']",),
 }
 
+CASES = list(itertools.product(SHARDINGS, ("placement", "simd")))
+
 
 def names(folder):
   return sorted(checkpoint.describe(str(folder / "model" / "model.ckpt-4")))
@@ -39,8 +43,7 @@ def whole(tmp_path_factory):
   return folder, program.losses(folder / "model")
 
 
-@pytest.mark.parametrize("kind", ["placement", "simd"])
-@pytest.mark.parametrize("sharding", SHARDINGS)
+@pytest.mark.parametrize(("sharding", "kind"), kept(CASES, in_turns(CASES)))
 def test_a_training_is_the_same(kind, sharding, whole, tmp_path):
   bindings = (*SETTINGS, *MESH, f"run.mesh_implementation = '{kind}'", *SHARDINGS[sharding])
   small_lm.run(tmp_path, *bindings, text=small_lm.TEXT)
