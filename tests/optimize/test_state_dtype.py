@@ -328,7 +328,7 @@ def test_wrong_dtypes():
 def test_checkpoints_of_each_form_into_each_other(of, to, cpu_devices, tmp_path):
   first = make_impl("placement", cpu_devices)
   before = train(first, OPTIMIZERS["adamw"]().with_state_dtype(of), some_steps())
-  checkpoint.Checkpointer(str(tmp_path), first.variable_store).save(3)
+  checkpoint.Checkpointer(str(tmp_path), first.variable_store).save(3, asynchronous=False)
   second = make_impl("simd", cpu_devices, "x:2,y:2", "b:y", "x")
   train(second, OPTIMIZERS["adamw"]().with_state_dtype(to), some_steps(1))
   checkpoint.Checkpointer(str(tmp_path), second.variable_store).restore()
@@ -352,7 +352,7 @@ def test_there_and_back_is_the_same(cpu_devices, tmp_path):
       first = found
     else:
       checkpoint.Checkpointer(str(tmp_path / f"{i - 1}"), impl.variable_store).restore()
-    checkpoint.Checkpointer(str(tmp_path / f"{i}"), impl.variable_store).save(3)
+    checkpoint.Checkpointer(str(tmp_path / f"{i}"), impl.variable_store).save(3, asynchronous=False)
   for v in impls[-1].variable_store:
     if "/codes" in v.name or "/scale_" in v.name:
       np.testing.assert_allclose(v.numpy(), first[v.name], rtol=1e-6, err_msg=v.name)
@@ -362,7 +362,7 @@ def test_a_checkpoint_without_the_slots(cpu_devices, tmp_path):
   """Nothing is made up of weights alone."""
   first, second = (make_impl("placement", cpu_devices) for _ in range(2))
   train(first, optimize.SgdOptimizer(0.1), some_steps(1))
-  checkpoint.Checkpointer(str(tmp_path), first.variable_store).save(1)
+  checkpoint.Checkpointer(str(tmp_path), first.variable_store).save(1, asynchronous=False)
   train(second, OPTIMIZERS["adamw"]().with_state_dtype("int8"), some_steps(1))
   with pytest.raises(CheckpointError, match="missing in the checkpoint"):
     checkpoint.Checkpointer(str(tmp_path), second.variable_store).restore()

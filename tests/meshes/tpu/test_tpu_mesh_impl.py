@@ -122,7 +122,7 @@ def test_training_goes_on_from_a_checkpoint_of_another_mesh(strategy, reference,
   first = placement("rows:4,cols:1")
   step = train_step(first)
   step(X)
-  Checkpointer(str(tmp_path), first.variable_store).save(1)
+  Checkpointer(str(tmp_path), first.variable_store).save(1, asynchronous=False)
   impl = make_impl(strategy)
   step = train_step(impl)
   step(0 * X)
