@@ -5,6 +5,8 @@ Weights in bfloat16, which are rounded as these are, too.
 
 from __future__ import annotations
 
+import itertools
+
 import hypothesis
 import numpy as np
 import pytest
@@ -15,6 +17,7 @@ import mesh_tensorflow as mtf
 from mesh_tensorflow import checkpoint, optimize
 from mesh_tensorflow.errors import CheckpointError, ConfigError
 from mesh_tensorflow.numerics import compact, random_bits
+from tests.kinds import in_turns, kept
 
 COMPACT = ("bfloat16", "int8")
 OPTIMIZERS = {
@@ -262,10 +265,10 @@ def test_one_dimension_name_twice(cpu_devices):
 
 BFLOAT16 = mtf.VariableDType(tf.float32, tf.bfloat16, tf.float32)
 OF_WEIGHTS = {**OPTIMIZERS, "sgd": lambda: optimize.SgdOptimizer(0.1)}
+EACH_OF_WEIGHTS = list(itertools.product(OF_WEIGHTS, ("placement", "simd")))
 
 
-@pytest.mark.parametrize("kind", ["placement", "simd"])
-@pytest.mark.parametrize("name", OF_WEIGHTS)
+@pytest.mark.parametrize(("name", "kind"), kept(EACH_OF_WEIGHTS, in_turns(EACH_OF_WEIGHTS)))
 @hypothesis.settings(max_examples=2)
 @hypothesis.given(given=layouts())
 def test_rounded_weights_are_the_same_on_every_layout(name, kind, given, cpu_devices):
