@@ -14,7 +14,7 @@ from mesh_tensorflow.transformer.model import mesh_setup
 from tests.transformer import worker_processes as program
 
 SETTINGS = [
-  "num_layers = 4",
+  "num_layers = 2",
   "run.max_grad_norm = 0.5",
   "run.gradient_accumulation_steps = 2",
   "run.batch_size = ('sequences_per_batch', 8)",
