@@ -1,7 +1,7 @@
 """Programs of several meshes on two workers of four devices; run by test_meshes_of_workers.py.
 
-Each worker prints one line of JSON: the results of all cases, and the words of errors. With the
-argument "drawn" it draws layouts instead, for meshes of all shapes.
+Each worker prints one line of JSON: the results of the cases that its arguments name, and the words
+of errors. With the argument "drawn" it draws layouts instead, for meshes of all shapes.
 """
 
 from __future__ import annotations
@@ -160,9 +160,9 @@ def all_drawn_layouts() -> None:
   workers.leave()
 
 
-def main() -> None:
+def main(*cases: str) -> None:
   me = workers.join(virtual_cpu_devices=4).index
-  found = {name: results(*on_workers(*meshes)) for name, meshes in CASES.items()}
+  found = {name: results(*on_workers(*CASES[name])) for name in cases}
   for across in (False, True):
     key = f"drawn{', across' if across else ''}"
     found[key] = of_drawn_layouts("s:2,t:2", "u:2,v:2", across, every=False)
@@ -189,4 +189,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-  all_drawn_layouts() if sys.argv[1:] == ["drawn"] else main()
+  all_drawn_layouts() if sys.argv[1:] == ["drawn"] else main(*sys.argv[1:])

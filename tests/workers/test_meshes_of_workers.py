@@ -10,6 +10,7 @@ import tensorflow as tf
 
 import mesh_tensorflow as mtf
 from tests import worker_group
+from tests.kinds import kept
 from tests.workers import meshes_program
 
 
@@ -21,9 +22,18 @@ def printed(*arguments, timeout=240):
   return [json.loads(next(t for t in text.splitlines() if t.startswith("{"))) for text in texts]
 
 
+# In `make test`: on one worker each, unevenly, and on both.
+KEPT = ("a mesh each", "the second first, uneven", "both span the workers")
+
+
 @pytest.fixture(scope="module")
 def of_workers():
-  return printed()
+  return printed(*KEPT)
+
+
+@pytest.fixture(scope="module")
+def of_all_cases():
+  return printed(*meshes_program.CASES)
 
 
 @pytest.fixture(scope="module")
@@ -38,9 +48,9 @@ def expected(cpu_devices):
 
 
 @pytest.mark.subprocess
-@pytest.mark.parametrize("case", list(meshes_program.CASES))
-def test_every_worker_has_the_results_of_one_process(case, of_workers, expected):
-  for found in of_workers:
+@pytest.mark.parametrize("case", kept(list(meshes_program.CASES), KEPT))
+def test_every_worker_has_the_results_of_one_process(case, expected, request):
+  for found in request.getfixturevalue("of_workers" if case in KEPT else "of_all_cases"):
     tf.nest.assert_same_structure(found[case], expected)
     for ours, theirs in zip(tf.nest.flatten(found[case]), tf.nest.flatten(expected)):
       np.testing.assert_allclose(ours, theirs, rtol=1e-5, atol=1e-5)
