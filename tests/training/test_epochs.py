@@ -12,6 +12,7 @@ from mesh_tensorflow.training.input_shards import BatchRows
 from mesh_tensorflow.transformer.training.trainer import open_data
 from tests.transformer import training_program as program
 
+pytestmark = pytest.mark.usefixtures("without_attention")
 BATCH = program.BATCH
 ROWS = 20
 OF_AN_ERA = ROWS * training_data.EPOCHS_OF_AN_ERA // BATCH

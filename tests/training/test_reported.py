@@ -18,9 +18,7 @@ RATE = 0.125
 
 @pytest.fixture(autouse=True)
 def smaller(monkeypatch):
-  small = program.BINDINGS
-  for old, new in [("num_layers = 2", "num_layers = 1"), ("hidden_size = 64", "hidden_size = 16")]:
-    small = small.replace(old, new)
+  small = program.BINDINGS.replace("hidden_size = 64", "hidden_size = 16")
   monkeypatch.setattr(program, "BINDINGS", small)
 
 

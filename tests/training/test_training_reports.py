@@ -110,10 +110,7 @@ def test_a_profile_of_some_steps_is_written_and_read(trained):
 
 
 def test_a_training_without_a_folder_reports_lines_alone(capsys):
-  smaller = training_program.BINDINGS.replace("num_layers = 2", "num_layers = 1")
-  with pytest.MonkeyPatch.context() as patch:
-    patch.setattr(training_program, "BINDINGS", smaller)
-    trainer = training_program.make_trainer(report_every=2, dropout=False, quiet=False)
+  trainer = training_program.make_trainer(report_every=2, dropout=False, quiet=False)
   trainer.train(training_program.dataset, 3)
   said = capsys.readouterr().out
   assert [line.split()[1] for line in said.splitlines() if line.startswith("step ")] == [

@@ -19,17 +19,8 @@ from tests.kinds import kept
 from tests.transformer import small_lm
 from tests.transformer import training_program as program
 
+pytestmark = pytest.mark.usefixtures("without_attention")
 ROWS = 20  # Of the held-out data: two batches and a half.
-
-
-@pytest.fixture(scope="module", autouse=True)
-def one_layer():
-  """A model that is quickly traced."""
-  with pytest.MonkeyPatch.context() as patch:
-    bindings = program.BINDINGS.replace("num_layers = 2", "num_layers = 1")
-    bindings = bindings.replace("@transformer_layers.SelfAttention, ", "")
-    patch.setattr(program, "BINDINGS", bindings)
-    yield
 
 
 def held_out() -> tf.data.Dataset:

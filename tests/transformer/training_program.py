@@ -35,6 +35,8 @@ BINDINGS = """
   SelfAttention.key_value_size = 8
   get_variable_dtype.master_dtype = 'float32'
 """
+WITHOUT_ATTENTION = BINDINGS.replace("@transformer_layers.SelfAttention, ", "")
+assert WITHOUT_ATTENTION != BINDINGS
 DROPOUT = """
   transformer.sublayer_dropout.dropout_rate = 0.1
   DenseReluDense.dropout_rate = 0.1

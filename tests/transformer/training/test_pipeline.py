@@ -11,7 +11,7 @@ from tests.transformer import small_lm
 from tests.transformer import worker_processes as program
 
 SETTINGS = [
-  "num_layers = 4",
+  "num_layers = 2",
   "dropout_rate = 0.1",
   "run.max_grad_norm = 0.5",
   "run.ema_decay = 0.9",
@@ -20,6 +20,7 @@ SETTINGS = [
   "run.train_steps = 4",
   "run.batch_size = ('sequences_per_batch', 8)",
 ]
+FOUR_LAYERS = "num_layers = 4"
 TWO, FOUR = "run.pipeline_stages = 2", "run.pipeline_stages = 4"
 PIPELINES = {
   "two": (TWO,),
@@ -40,6 +41,7 @@ PIPELINES = {
   "two, chunks": (TWO, "run.pipeline_chunks = 2"),
   "two, four chunks, simd, zero bubble": (
     TWO,
+    FOUR_LAYERS,
     "run.pipeline_chunks = 4",
     "run.mesh_implementation = 'simd'",
     "run.pipeline_schedule = 'zero_bubble'",
@@ -63,10 +65,19 @@ def whole(tmp_path_factory):
   return folder, program.losses(folder / "model")
 
 
+@pytest.fixture(scope="module")
+def whole_of_four_layers(tmp_path_factory):
+  """Likewise, of a larger model."""
+  folder = tmp_path_factory.mktemp("four_layers")
+  small_lm.run(folder, *SETTINGS, FOUR_LAYERS, text=small_lm.TEXT)
+  return folder, program.losses(folder / "model")
+
+
 @pytest.mark.parametrize("pipeline", kept(list(PIPELINES), KEPT))
-def test_a_training_is_the_same(pipeline, whole, tmp_path):
+def test_a_training_is_the_same(pipeline, request, tmp_path):
   small_lm.run(tmp_path, *SETTINGS, *PIPELINES[pipeline], text=small_lm.TEXT)
-  folder, losses = whole
+  large = FOUR_LAYERS in PIPELINES[pipeline]
+  folder, losses = request.getfixturevalue("whole_of_four_layers" if large else "whole")
   found = program.losses(tmp_path / "model")
   np.testing.assert_allclose(list(found.values()), list(losses.values()), rtol=2e-5)
   extra = {n for n in names(tmp_path) if n.startswith("_loss_scale")}
@@ -124,7 +135,7 @@ def test_microbatches_by_default(tmp_path):
     (["run.pipeline_schedule = '2f2b'"], errors.ConfigError, "gpipe"),
     ([FOUR, "num_layers = 1"], errors.ConfigError, "is 4, and the model has 2 layers"),
     (
-      [TWO, "run.pipeline_chunks = 8"],
+      [TWO, FOUR_LAYERS, "run.pipeline_chunks = 8"],
       errors.ConfigError,
       "8 runs on each of 2 .* need 16; .* 4 at",
     ),
