@@ -8,10 +8,10 @@ so that the stages overlap however many cores there are. The waits are logged: a
 the begin to the end of each, and is idle in between. Predicted is the table of the schedule, with
 the same seconds a product.
 
-Memory: what a process of two stages, the first of which has most layers, grows by from before the
-first step to the highest value of some, less the same of a program of as many operations on a
-sixteenth of the rows. It is compared with what is predicted of the batch and both stages, likewise.
-Nothing else should run meanwhile.
+Memory: each stage is in a worker process of its own. It is measured what that grows by from before
+the first step to the highest value of some, less the same of a program of as many operations on a
+sixteenth of the rows, and compared with what is predicted of the stage, likewise. The batch is
+there before. Two stages take 1.6 GB, four 2.3 GB.
 """
 
 from __future__ import annotations
@@ -19,6 +19,8 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import gc
+import itertools
+import json
 import os
 import subprocess
 import sys
@@ -33,14 +35,17 @@ import tensorflow as tf
 
 from benchmarks.memory import bytes_of_process, highest_from_here
 from benchmarks.slowed import Wait, slowed
+from mesh_tensorflow import workers
 from mesh_tensorflow.meshes.schedules import SCHEDULES
 from mesh_tensorflow.planning.machine import Machine
+from mesh_tensorflow.workers.launching import launch
 
 _WARM_UP, _MEBI = 2, 2**20
 # Seconds of a product of the slowed stages, well above what the host needs to start one.
 _PRODUCT_SECONDS = 0.01
 # Of a microbatch whose memory is measured: activations well above what tracing takes, which varies.
 _ROWS = 65536
+_LAYERS = 3  # Of each stage.
 
 
 @dataclasses.dataclass(frozen=True)
@@ -172,24 +177,27 @@ def print_idle_time(cuts: Sequence[tuple[int, ...]], steps: int) -> None:
 # ------------------------------------------------------------------------------- memory
 
 
-def grow(schedule: str, rows: int) -> tuple[int, int, int]:
-  """Memory of stages of which the first has most layers.
+def grow(schedule: str, stages: int, rows: int) -> list[list[int]]:
+  """Memory of stages of equal layers, each in a worker, which this process is one of.
 
   Args:
     schedule: its name.
+    stages: number of stages.
     rows: examples of a microbatch.
 
   Returns:
-    The most microbatches that the first stage has under way, bytes predicted of both, and those by
-    which this process grows.
+    Of each stage the most microbatches that it has under way, bytes predicted, and those by which
+    its process grows.
   """
-  layers = Layers((5, 1), rows, width=32, microbatches=8, schedule=schedule)
-  devices = mtf.virtual_cpu_devices(2)
+  me = workers.join(virtual_cpu_devices=1).index
+  layers = Layers((_LAYERS,) * stages, rows, width=32, microbatches=8, schedule=schedule)
   store = mtf.VariableStore()
-  first, second = (mtf.PlacementMeshImpl("", "", [d], variable_store=store) for d in devices)
-  step = layers.step(first.with_stages([second], schedule))
-  report = mtf.describe(step)
-  stages = report.pipeline.stages
+  first, *others = (
+    mtf.SimdMeshImpl("", "", [f"/job:worker/replica:0/task:{w}/device:CPU:0"], variable_store=store)
+    for w in range(stages)
+  )
+  step = layers.step(first.with_stages(others, schedule))
+  planned = mtf.describe(step).pipeline.stages[me]
   call = tf.function(lambda x: step(x), autograph=False)
   batch = tf.constant(layers.examples())
   gc.collect()
@@ -197,26 +205,25 @@ def grow(schedule: str, rows: int) -> tuple[int, int, int]:
   highest_from_here()
   for _ in range(_WARM_UP + 1):
     float(call(batch))
-  # The batch is on the first stage.
-  inputs = report.to_dict()["memory_per_device"]["inputs"]
-  predicted = inputs + sum(s.memory for s in stages)
-  return stages[0].under_way, predicted, bytes_of_process("VmHWM") - before
+  grown = bytes_of_process("VmHWM") - before
+  found = workers.gather(np.array([planned.under_way, planned.memory, grown], np.int64))
+  return [[int(n) for n in row] for row in found]
 
 
-def _grown(schedule: str, rows: int) -> list[int]:
-  """What `grow` returns in a process of its own.
+def _grown(schedule: str, stages: int, rows: int) -> list[list[int]]:
+  """What `grow` returns in processes of its own.
 
   Raises:
-    CalledProcessError: it fails.
+    CalledProcessError: one fails.
   """
   done = subprocess.run(
-    [sys.executable, "-m", "benchmarks.pipelines", "--grow", schedule, str(rows)],
+    [sys.executable, "-m", "benchmarks.pipelines", "--grow", schedule, str(stages), str(rows)],
     stdout=subprocess.PIPE,
     text=True,
     check=True,
     env={**os.environ, "MALLOC_MMAP_THRESHOLD_": str(2**16)},
   )
-  return [int(n) for n in done.stdout.split()[-3:]]
+  return json.loads(next(x for x in done.stdout.splitlines() if x.startswith("[[")))
 
 
 def print_memory(of: Sequence[str]) -> None:
@@ -225,13 +232,14 @@ def print_memory(of: Sequence[str]) -> None:
   Args:
     of: names of schedules.
   """
-  print("| schedule | microbatches under way | memory, predicted | measured | ratio |")
-  print("|---|---|---|---|---|")
-  for schedule in of:
-    large, small = _grown(schedule, _ROWS), _grown(schedule, _ROWS // 16)
-    predicted, grown = (x - y for x, y in zip(large[1:], small[1:]))
-    sizes = f"{predicted / _MEBI:.1f} MiB | {grown / _MEBI:.1f} MiB | {predicted / grown:.2f}"
-    print(f"| {schedule} | {large[0]} | {sizes} |", flush=True)
+  print("| stages | schedule | stage | microbatches under way | predicted | measured | ratio |")
+  print("|---|---|---|---|---|---|---|")
+  for stages, schedule in itertools.product((2, 4), of):
+    large, small = (_grown(schedule, stages, n) for n in (_ROWS, _ROWS // 16))
+    for i, (x, y) in enumerate(zip(large, small)):
+      predicted, grown = x[1] - y[1], x[2] - y[2]
+      sizes = f"{predicted / _MEBI:.1f} MiB | {grown / _MEBI:.1f} MiB | {predicted / grown:.2f}"
+      print(f"| {stages} | {schedule} | {i} | {x[0]} | {sizes} |", flush=True)
 
 
 def print_tables(steps: int = 5) -> None:
@@ -250,10 +258,14 @@ def main() -> int:
   parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
   parser.add_argument("--steps", type=int, default=5, help="timed steps of each pipeline")
   parser.add_argument("--memory", nargs="*", metavar="SCHEDULE", help="only the table of memory")
-  parser.add_argument("--grow", nargs=2, help=argparse.SUPPRESS)
+  parser.add_argument("--grow", nargs=3, help=argparse.SUPPRESS)
   args = parser.parse_args()
   if args.grow:
-    print(*grow(args.grow[0], int(args.grow[1])))
+    schedule, stages, rows = args.grow[0], *map(int, args.grow[1:])
+    if "TF_CONFIG" not in os.environ:
+      return launch([sys.executable, "-m", "benchmarks.pipelines", *sys.argv[1:]], stages)
+    print(grow(schedule, stages, rows), flush=True)
+    workers.leave()
   elif args.memory is not None:
     print_memory(args.memory or SCHEDULES)
   else:

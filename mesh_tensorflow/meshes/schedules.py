@@ -19,6 +19,7 @@ from __future__ import annotations
 import dataclasses
 import heapq
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 from mesh_settings.run import PIPELINE_SCHEDULES
 from mesh_tensorflow.errors import ArgumentError
@@ -163,14 +164,14 @@ class _Simulation:
     for i in reversed(range(len(tasks))):
       after = [self.left[j] for j in self.needed_by.get(i, ())]
       self.left[i] = tasks[i].seconds + max(after, default=0.0)
+    self.forward = [[i for i in own if "F" in tasks[i].kind] for own in self.own]
     self.limits = [self._limit(m) for m in range(self.meshes)]
-
-  def _forward(self, mesh: int) -> list[int]:
-    return [i for i in self.own[mesh] if "F" in self.tasks[i].kind]
+    # Of each mesh the tasks that can run by rank, those that are not forward and those that are.
+    self.ready: list[tuple[list[Any], list[Any]]] = [([], []) for _ in range(self.meshes)]
 
   def _limit(self, mesh: int) -> int:
     """The most forward tasks of a mesh whose backward tasks are not done yet."""
-    forward = self._forward(mesh)
+    forward = self.forward[mesh]
     if self.schedule == "gpipe" or not forward:
       return self.microbatches * max(1, len(forward))
     # The meshes that lie behind its first task, this one included.
@@ -188,22 +189,20 @@ class _Simulation:
   def run(self) -> Table:
     m_of = range(self.microbatches)
     missing = {(i, m): len(t.after) for i, t in enumerate(self.tasks) for m in m_of}
-    ready: list[set[tuple[int, int]]] = [set() for _ in range(self.meshes)]
+    self.forward_under_way = [0] * self.meshes
     for (i, m), n in missing.items():
       if not n:
-        ready[self.tasks[i].mesh].add((i, m))
-    self.forward_under_way = [0] * self.meshes
+        self._add(i, m)
     rows: list[list[Action]] = [[] for _ in range(self.meshes)]
     free = [0.0] * self.meshes
     running: list[tuple[float, int, int]] = []
     now = 0.0
-    while running or any(ready):
+    while running or any(map(any, self.ready)):
       for mesh in range(self.meshes):
         if free[mesh] > now:
           continue
-        chosen = self._choose(mesh, ready[mesh])
+        chosen = self._choose(mesh)
         if chosen is not None:
-          ready[mesh].discard(chosen)
           i, m = chosen
           if "F" in self.tasks[i].kind:
             self.forward_under_way[mesh] += 1
@@ -222,7 +221,7 @@ class _Simulation:
         for j in self.needed_by.get(i, ()):
           missing[j, m] -= 1
           if not missing[j, m]:
-            ready[self.tasks[j].mesh].add((j, m))
+            self._add(j, m)
     return Table(self.tasks, tuple(map(tuple, rows)), self.microbatches)
 
   def _done(self, i: int) -> None:
@@ -232,26 +231,32 @@ class _Simulation:
     if kind == "W" or ("B" in kind and not is_split):
       self.forward_under_way[mesh] -= 1
 
-  def _choose(self, mesh: int, ready: set[tuple[int, int]]) -> tuple[int, int] | None:
-    """The task and microbatch that a free mesh takes; None to wait."""
-    if self.schedule == "gpipe":
-      return min(ready, default=None)
-    may_begin = self.forward_under_way[mesh] < self.limits[mesh]
-    allowed = [e for e in ready if may_begin or "F" not in self.tasks[e[0]].kind]
-    return min(allowed, key=lambda e: self._rank(mesh, *e), default=None)
+  def _add(self, i: int, m: int) -> None:
+    """Has a task wait for its mesh."""
+    is_forward = "F" in self.tasks[i].kind
+    heapq.heappush(self.ready[self.tasks[i].mesh][is_forward], (self._rank(i, m), i, m))
 
-  def _rank(self, mesh: int, i: int, m: int) -> tuple[float, ...]:
-    kind = self.tasks[i].kind
+  def _choose(self, mesh: int) -> tuple[int, int] | None:
+    """The task and microbatch that a free mesh takes, the first by rank; None to wait."""
+    others, forward = self.ready[mesh]
+    may_begin = self.forward_under_way[mesh] < self.limits[mesh]
+    heaps = [heap for heap in (others, forward if may_begin else []) if heap]
+    if not heaps:
+      return None
+    _, i, m = heapq.heappop(min(heaps, key=lambda heap: heap[0]))
+    return i, m
+
+  def _rank(self, i: int, m: int) -> tuple[float, ...]:
+    if self.schedule == "gpipe":
+      return (i, m)
+    kind, chunks = self.tasks[i].kind, self.forward[self.tasks[i].mesh]
     if kind == "W":
       return (2, m, i)
+    # Several stages on a mesh: as many microbatches as there are meshes, stage by stage.
+    group = self.meshes if len(chunks) > 1 else 1
     if "F" in kind:
-      chunks = self._forward(mesh)
-      if len(chunks) == 1:
-        return (0, m, i)
-      # Several stages on a mesh: as many microbatches as there are meshes, stage by stage.
-      return (0, m // self.meshes, chunks.index(i), m)
+      return (0, m // group, chunks.index(i), m)
     # The last stage first.
-    group = self.meshes if len(self._forward(mesh)) > 1 else 1
     return (1, m // group, -self.left[i], m)
 
 

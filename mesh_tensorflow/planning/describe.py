@@ -151,7 +151,8 @@ class Report:
     )
     self.time: StepTime | None = None if machine is None else self.timed(machine)
     self.find_shares: Callable[[], SharesChoice] | None = None
-    self.pipeline = plan_pipeline(evaluation.graph, impl, evaluation.costs, machine)
+    costs = evaluation.costs_on(machine)
+    self.pipeline = plan_pipeline(evaluation.graph, impl, costs, machine)
     names = evaluation.dimension_names
     self.rules = [self._match(t, m, names) for t, m in self.layout.pairs]
     used = {r.mesh_dimension for r in self.rules if not r.problem} | set(impl.state_dims)

@@ -14,7 +14,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
-from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NoReturn
 
 import numpy as np
@@ -29,7 +29,8 @@ from mesh_tensorflow.operations.loop_lowering import scatters_of
 from mesh_tensorflow.operations.loops import WhileLoopOperation
 from mesh_tensorflow.operations.stacks import is_stack
 from mesh_tensorflow.operations.variables import Variable
-from mesh_tensorflow.planning.cost_model import StepTime, step_time
+from mesh_tensorflow.planning import fusion
+from mesh_tensorflow.planning.cost_model import StepTime, Work, step_time
 from mesh_tensorflow.planning.lowering import (
   Held,
   Lifetimes,
@@ -101,6 +102,7 @@ class Evaluation:
       that no result and no assignment needs there are none.
     memory: of one processor.
     dimension_names: names of the dimensions of all tensors, needed or not.
+    fused: returns the costs where elementwise operations are fused.
   """
 
   graph: Graph
@@ -108,13 +110,23 @@ class Evaluation:
   costs: dict[Operation, OperationCost]
   memory: Memory
   dimension_names: set[str]
+  fused: Callable[[], dict[Operation, OperationCost]]
+
+  def costs_on(self, machine: Machine | None) -> dict[Operation, OperationCost]:
+    """The costs as a machine has them, which may fuse operations.
+
+    Args:
+      machine: the machine, or None.
+    """
+    fuses = machine is not None and machine.device.fuses_elementwise
+    return self.fused() if fuses else self.costs
 
   def time(self, machine: Machine) -> StepTime:
     """The predicted time of a step on a machine."""
     return step_time(
       (
         (op.work, [(c.kind, c.bytes_over) for c in op.collectives], op.times)
-        for op in self.costs.values()
+        for op in self.costs_on(machine).values()
       ),
       machine,
       self.mesh_impl.shape,
@@ -485,7 +497,29 @@ class Evaluator:
         self._fail(unit.operation, kind, axes, impl, step.given)
       steps.append(step)
     memory = self._memory(steps, axes, sizes, impl)
-    return Evaluation(self.graph, impl, self._costs(steps, impl), memory, set(self.dims))
+    costs = self._costs(steps, impl)
+    parts = {d: sizes[a] for d, a in axes.items()}
+    fused = functools.cache(lambda: self._costs(steps, impl, parts))
+    return Evaluation(self.graph, impl, costs, memory, set(self.dims), fused)
+
+  @functools.cached_property
+  def _kernels(self) -> dict[int, list[Tensor]]:
+    """See `fusion.kernels`."""
+    pieces = [step.piece for step in self.walk(range(len(self.units)), {}, [])]
+    return fusion.kernels(self.units, pieces, self.results)
+
+  def fused(self, step: Step, work: Work, parts: Mapping[str, int]) -> Work:
+    """The work of an operation as, or inside of, a kernel of elementwise operations.
+
+    Args:
+      step: the operation.
+      work: of itself.
+      parts: by name of a dimension into how many it is split.
+    """
+    moved = self._kernels.get(step.index)
+    if moved is None or not step.piece.is_local:
+      return work
+    return Work([], sum(fusion.bytes_of(x, parts) for x in moved), min(work.launches, bool(moved)))
 
   @functools.cached_property
   def _distinct(self) -> list[Kind]:
@@ -568,7 +602,10 @@ class Evaluator:
     assert e is not None
     raise e
 
-  def _costs(self, steps: Sequence[Step], impl: PlanMeshImpl) -> dict[Operation, OperationCost]:
+  def _costs(
+    self, steps: Sequence[Step], impl: PlanMeshImpl, fused_in: Mapping[str, int] | None = None
+  ) -> dict[Operation, OperationCost]:
+    """The costs of operations; fused, if it is given into how many parts dimensions are split."""
     costs: dict[Operation, OperationCost] = {}
     repeated: dict[Hashable, int] = {}
 
@@ -593,7 +630,7 @@ class Evaluator:
         alike = (self.kinds[step.index].number, member) if own else unit.reported
         cost = cost_of(members[member], unit.times * one.times, unbounded, alike)
         cost.collectives += one.collectives
-        cost.work.add(one.work)
+        cost.work.add(one.work if fused_in is None else self.fused(step, one.work, fused_in))
       for s in step.sums:
         costs[self.units[s.origin].reported].collectives += s.exchanges(impl)
     for v, uses in self._gathered(impl).items():

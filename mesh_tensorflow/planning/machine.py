@@ -47,6 +47,8 @@ class Device:
     launch_seconds: overhead of launching one operation.
     operations_per_kernel: how many elementwise operations run as one kernel, so that only the
       first reads and the last writes: 1 where nothing is fused.
+    fuses_elementwise: whether chains of elementwise operations are compiled into kernels, as by XLA
+      or NVRTC: see `planning.fusion`. `operations_per_kernel` is then of what is left.
     convolution: (channels, fraction of the rate of a matrix product of as many FLOPs that a
       convolution reaches), increasing in both, interpolated as `efficiency`. Channels are the
       geometric mean of the filter's input and output channels.
@@ -58,6 +60,7 @@ class Device:
   memory_bandwidth: float
   launch_seconds: float
   operations_per_kernel: float = 1.0
+  fuses_elementwise: bool = False
   convolution: tuple[tuple[float, float], ...] = ((1.0, 1.0),)
 
   def peak(self, dtype: str) -> float:
@@ -652,6 +655,7 @@ def _read_device(read: _Fields) -> Device:
     memory_bandwidth=read.number("memory_bandwidth"),
     launch_seconds=read.not_negative("launch_seconds"),
     operations_per_kernel=read.number("operations_per_kernel", 1.0, 1.0),
+    fuses_elementwise=read.boolean("fuses_elementwise", False),
     convolution=convolution,
   )
 

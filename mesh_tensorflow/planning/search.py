@@ -33,10 +33,11 @@ from mesh_tensorflow.planning.evaluation import (
   Chain,
   Evaluator,
   Memory,
+  Step,
   bytes_of_variable,
   most_parts,
 )
-from mesh_tensorflow.planning.lowering import inner_operations
+from mesh_tensorflow.planning.lowering import OperationCost, inner_operations
 from mesh_tensorflow.planning.machine import Link, Machine
 from mesh_tensorflow.planning.pipeline import Blocks
 from mesh_tensorflow.program.dimensions import Dimension, Shape
@@ -293,11 +294,15 @@ class ChainTimes:
     dividing = fixed = 0.0
     for step in self.evaluator.walk(chain.units, {}, []):
       for cost in step.piece.costs:
-        seconds = work_seconds(cost.work, self.machine, 1)
+        seconds = work_seconds(self._work(step, cost, {}), self.machine, 1)
         runs = cost.times * self.evaluator.units[step.index].times
         dividing += (seconds.seconds - seconds.launches) * runs
         fixed += seconds.launches * runs
     return dividing * chain.count, fixed * chain.count
+
+  def _work(self, step: Step, cost: OperationCost, parts: Mapping[str, int]) -> Work:
+    fuses = self.machine.device.fuses_elementwise
+    return self.evaluator.fused(step, cost.work, parts) if fuses else cost.work
 
   def axes(self, mesh_shape: Shape) -> list[tuple[int, int]]:
     """Of each mesh axis its size and the number of its link: what times depend on.
@@ -345,6 +350,7 @@ class ChainTimes:
 
   def _time(self, chain: Chain, layout: dict[str, int], mesh_shape: Shape) -> Seconds | None:
     sizes = mesh_shape.to_integer_list
+    parts = {d: sizes[a] for d, a in layout.items()}
     operations = []
     for step in self.evaluator.walk(chain.units, layout, sizes):
       if step.piece.problem is not None:
@@ -352,7 +358,7 @@ class ChainTimes:
       runs = self.evaluator.units[step.index].times * chain.count
       for cost in step.piece.costs:
         exchanges = [(c.kind, c.bytes_over) for c in cost.collectives]
-        operations.append((cost.work, exchanges, cost.times * runs))
+        operations.append((self._work(step, cost, parts), exchanges, cost.times * runs))
       exchanges = [(c.kind, c.bytes_over) for c in (s.exchange(sizes) for s in step.sums)]
       operations.append((Work(), exchanges, runs))
     return step_time(operations, self.machine, mesh_shape).sums
@@ -697,7 +703,8 @@ class Search(BranchAndBound):
     if self.stages is None:
       return evaluation.time(machine).sums.total, evaluation.memory, ()
     blocks, count = self.stages.blocks, self.stages.count
-    plan = blocks.plan(evaluation.mesh_impl, evaluation.costs, machine, count, self.memory_limit)
+    costs = evaluation.costs_on(machine)
+    plan = blocks.plan(evaluation.mesh_impl, costs, machine, count, self.memory_limit)
     assert plan.seconds is not None
     stage = plan.largest
     rest = stage.memory - stage.variables

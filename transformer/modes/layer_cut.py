@@ -128,7 +128,7 @@ def _balanced(
   except (LayoutError, UnsupportedError) as e:
     # What is wrong with the layout the program itself tells; a prediction ends no run.
     return equal, f"of equal numbers: their time cannot be predicted ({e})"
-  costs = blocks.measured(evaluation.mesh_impl, evaluation.costs, machine)
+  costs = blocks.measured(evaluation.mesh_impl, evaluation.costs_on(machine), machine)
   seconds = [b.seconds for b in costs]
   cut = blocks.cut(costs, count, limit)
   time, of_equal = (format_seconds(longest(seconds, c)) for c in (cut, equal))
