@@ -9,9 +9,10 @@ batch, on 512 TPU v2 cores, each model on the mesh that its gin file has. Publis
 "over 50 % of peak". (Sizes from the paper; a core of TPU v2 has 22.5 TFLOP/s.)
 
 megatron: "Efficient Large-Scale Language Model Training on GPU Clusters Using Megatron-LM"
-(Narayanan et al., 2021, arXiv:2104.04473), table 1, the rows without pipelining: sequences of 2048
-tokens, a vocabulary of 51,200, layers computed again in the backward pass, A100 with 80 GB. The
-published utilisation counts that recomputation, and so does the prediction beside it.
+(Narayanan et al., 2021, arXiv:2104.04473), table 1 and figure 13, as gin/models/megatron plans
+them. TFLOP/s are FLOPs that are done: the published ones with whole layers computed again, the
+predicted ones without their last products, which are not computed again here. Seconds of a step
+that are not published follow from the FLOPs.
 
 search: what `mtf.auto_layout` finds for the largest language model on 512 cores, the mesh free,
 beside the layout of its authors; processor time and memory of the search.
@@ -22,11 +23,13 @@ Nothing runs on devices; each row takes seconds to a minute.
 from __future__ import annotations
 
 import argparse
-import dataclasses
+import contextlib
+import io
 import os
 import resource
 import sys
 import time
+from typing import NamedTuple
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 
@@ -46,38 +49,48 @@ _LADDER = (
 _PUBLISHED_SECONDS = {"lm_4899m": 13 * 3600 / 136_000}
 
 
-@dataclasses.dataclass(frozen=True)
-class MegatronRow:
+class MegatronRow(NamedTuple):
   """A row of the table.
 
   Attributes:
+    file: in gin/models/megatron.
     parameters: billions.
-    heads: of attention.
-    hidden: d_model.
+    width: d_model.
     layers: number of blocks.
-    tensor: GPUs that share a layer.
     gpus: all of them.
     batch: sequences.
     teraflops: published, of a GPU.
   """
 
+  file: str
   parameters: float
-  heads: int
-  hidden: int
+  width: int
   layers: int
-  tensor: int
   gpus: int
   batch: int
-  teraflops: float
+  teraflops: float = 0.0
+
+  @property
+  def counted(self) -> float:
+    """FLOPs of a step, as the paper counts them: whole layers computed again."""
+    of_others = 1 + _LENGTH / (6 * self.width) + _VOCABULARY / (16 * self.layers * self.width)
+    return 96 * self.batch * _LENGTH * self.layers * self.width**2 * of_others
 
 
 _MEGATRON = (
-  MegatronRow(1.7, 24, 2304, 24, 1, 32, 512, 137),
-  MegatronRow(3.6, 32, 3072, 30, 2, 64, 512, 138),
-  MegatronRow(7.5, 32, 4096, 36, 4, 128, 512, 142),
-  MegatronRow(18.4, 48, 6144, 40, 8, 256, 1024, 135),
+  MegatronRow("gpt_1_7b", 1.7, 2304, 24, 32, 512, 137),
+  MegatronRow("gpt_3_6b", 3.6, 3072, 30, 64, 512, 138),
+  MegatronRow("gpt_7_5b", 7.5, 4096, 36, 128, 512, 142),
+  MegatronRow("gpt_18b", 18.4, 6144, 40, 256, 1024, 135),
+  MegatronRow("gpt_39b", 39.1, 8192, 48, 512, 1536, 138),
+  MegatronRow("gpt_76b", 76.1, 10240, 60, 1024, 1792, 140),
+  MegatronRow("gpt_146b", 145.6, 12288, 80, 1536, 2304, 148),
+  MegatronRow("gpt_310b", 310.1, 16384, 96, 1920, 2160, 155),
+  MegatronRow("gpt_530b", 529.6, 20480, 105, 2520, 2520, 163),
+  MegatronRow("gpt_1t", 1008.0, 25600, 128, 3072, 3072, 163),
 )
-_LENGTH, _VOCABULARY, _A100_PEAK = 2048, 51_200, 312e12
+_CUTS = ((2, 32), (4, 16), (8, 8), (16, 4), (32, 2))  # Tensor, stages: of figure 13.
+_LENGTH, _VOCABULARY = 2048, 51_200
 
 
 def mesh_step(name: str) -> mtf.Function:
@@ -104,41 +117,27 @@ def mesh_step(name: str) -> mtf.Function:
   return steps.train_step(steps.required_features, mtf.optimize.AdafactorOptimizer)
 
 
-def megatron_report(row: MegatronRow) -> mtf.Report:
-  """The plan of a training step of a row, one microbatch of all sequences of a GPU.
+def megatron_report(row: MegatronRow, *bindings: str) -> mtf.Report:
+  """The plan of a training step of a row.
 
   Args:
     row: of the table.
+    bindings: further ones of gin.
   """
   gin.clear_config()
-  gin.parse_config(f"""
-    import mesh_tensorflow.transformer.transformer_layers
-    transformer.LayerStack.sublayers_initial = []
-    transformer.LayerStack.sublayers_per_layer = [
-      @transformer.sublayer_rms_norm, @transformer.sublayer_call_layer,
-      @transformer.sublayer_residual]
-    transformer.LayerStack.sublayers_final = [@transformer.sublayer_rms_norm]
-    transformer.LayerStack.recompute_grads = True
-    transformer.make_layer_stack.layers = [
-      @transformer_layers.SelfAttention, @transformer_layers.DenseReluDense]
-    transformer.make_layer_stack.num_layers = {row.layers}
-    Unitransformer.d_model = {row.hidden}
-    Unitransformer.shared_embedding_and_softmax_weights = True
-    Unitransformer.max_length = {_LENGTH}
-    DenseReluDense.hidden_size = {4 * row.hidden}
-    SelfAttention.num_heads = {row.heads}
-    SelfAttention.key_value_size = {row.hidden // row.heads}
-    get_variable_dtype.master_dtype = 'float32'
-    get_variable_dtype.activation_dtype = 'bfloat16'
-  """)
-  layout = "batch:data,d_ff:tensor,heads:tensor,vocab:tensor"
-  mesh = mtf.convert_to_shape(f"data:{row.gpus // row.tensor},tensor:{row.tensor}")
-  rules = mtf.convert_to_layout_rules(layout)
-  model = utils.build_model("lm", _VOCABULARY, _VOCABULARY, rules, mesh)
-  impl, lengths = mtf.MeshImpl(mesh, rules), {"targets": _LENGTH}
-  steps = utils.ModelSteps(model, impl, "lm", row.batch, lengths)
-  step = steps.train_step(["targets"], mtf.optimize.AdamWeightDecayOptimizer)
-  return mtf.describe(step, machine="a100")
+  gin.add_config_file_search_path(gin_dir())
+  files = [os.path.join(gin_dir(), f) for f in ("defaults.gin", f"models/megatron/{row.file}.gin")]
+  gin.parse_config_files_and_bindings(files, ["print_best_layouts.search = False", *bindings])
+  with contextlib.redirect_stdout(io.StringIO()):
+    return utils.run(
+      **dict.fromkeys(("tpu_job_name", "tpu", "gcp_project", "tpu_zone", "model_dir"))
+    )
+
+
+def _seconds(report: mtf.Report) -> float:
+  """Of one mesh a plan's report has no time."""
+  machine = mtf.planning.Machine.load(gin.query_parameter("choose_layout.machine"))
+  return report.seconds or report.timed(machine).seconds
 
 
 def print_mesh() -> None:
@@ -179,18 +178,36 @@ def print_search() -> None:
 
 
 def print_megatron() -> None:
-  """The rows of the Megatron-LM table without pipelining."""
-  print("Megatron-LM, A100: predicted and published TFLOP/s of a GPU, recomputation counted")
-  print(f"{'billions':>8}{'GPUs':>6}{'tensor':>8}{'seconds':>9}{'predicted':>15}{'published':>15}")
+  """The Megatron-LM table, and what is predicted of its figure 13."""
+  print("| 10^9 | GPUs | memory a device | a step | published | TFLOP/s a GPU | published | |")
+  print("|---|---|---|---|---|---|---|---|")
   for row in _MEGATRON:
     report = megatron_report(row)
-    done = report.flops_needed / row.gpus / (report.seconds or 1)
+    seconds = _seconds(report)
+    memory = report.memory.total if report.pipeline is None else report.pipeline.memory
+    published = row.counted / row.gpus / row.teraflops / 1e12
+    done = report.flops_needed / row.gpus / seconds / 1e12
+    off = 100 * (done / row.teraflops - 1)
     print(
-      f"{row.parameters:>8}{row.gpus:>6}{row.tensor:>8}{report.seconds:>9.2f}"
-      f"{done / 1e12:>8.0f} ({100 * done / _A100_PEAK:.0f} %)"
-      f"{row.teraflops:>8} ({100e12 * row.teraflops / _A100_PEAK:.0f} %)",
+      f"| {row.parameters} | {row.gpus} | {memory / 2**30:.0f} GiB | {seconds:.1f} s "
+      f"| {published:.1f} s | {done:.0f} | {row.teraflops} | {off:+.0f} % |",
       flush=True,
     )
+  print("\n| tensor, stages | batch 32: a step | TFLOP/s | batch 128: a step | TFLOP/s |")
+  print("|---|---|---|---|---|")
+  for tensor, stages in _CUTS:
+    cells = []
+    for batch in (32, 128):
+      report = megatron_report(
+        MegatronRow("gpt_162b", 162.2, 20480, 32, 64, batch),
+        f"utils.run.mesh_shape = 'model:{tensor}'",
+        f"utils.run.pipeline_stages = {stages}",
+        f"utils.run.batch_size = ('sequences_per_batch', {batch})",
+        f"utils.run.gradient_accumulation_steps = {batch}",
+      )
+      seconds = _seconds(report)
+      cells.append(f"{seconds:.1f} s | {report.flops_needed / 64 / seconds / 1e12:.0f}")
+    print(f"| {tensor}, {stages} | {' | '.join(cells)} |", flush=True)
 
 
 def main() -> int:

@@ -8,7 +8,7 @@ from mesh_tensorflow.planning import Machine, shipped_machines
 from mesh_tensorflow.planning.cost_model import exchange_seconds
 from mesh_tensorflow.planning.machine import _warn_once, convert_to_machine
 
-SHIPPED = {"tpu-v2", "tpu-v3", "tpu-v4", "tpu-v5e", "tpu-v5p", "a100", "h100", "cpu"}
+SHIPPED = {"tpu-v2", "tpu-v3", "tpu-v4", "tpu-v5e", "tpu-v5p", "a100", "a100-fused", "h100", "cpu"}
 
 
 BETWEEN = {
