@@ -26,6 +26,7 @@ STAGES = [
   "run.mesh_shape = 'batch:2'",
   "run.layout_rules = 'batch:batch'",
 ]
+CHUNKS = "run.pipeline_chunks = 2"
 PROMPT = ["run.mode = 'infer'", "sample.prompt = 'To be'"]
 
 
@@ -39,6 +40,7 @@ def whole(tmp_path_factory):
 
 @pytest.mark.subprocess
 def test_a_training_that_is_killed_goes_on_with_the_same_losses(whole, tmp_path, monkeypatch):
+  """It goes on with two runs of layers on each stage."""
   folder = tmp_path / "model"
   arguments = program.trainer_arguments(folder, *SETTINGS, *STAGES)
   with monkeypatch.context() as m:
@@ -47,7 +49,7 @@ def test_a_training_that_is_killed_goes_on_with_the_same_losses(whole, tmp_path,
     with program.processes(tmp_path, 2, [*arguments, hooks]) as group:
       assert group.wait_of(0, 200) == exit_codes.WORKER_LOST, group.text(0)
   assert 1 <= len(program.losses(folder)) < 8
-  program.run(2, arguments)
+  program.run(2, [*arguments, f"--gin_param={CHUNKS}"])
   losses, expected = program.losses(folder), program.losses(whole)
   assert list(losses) == list(expected) == list(range(1, 9))
   np.testing.assert_allclose(list(losses.values()), list(expected.values()), rtol=1e-5)
@@ -59,7 +61,7 @@ def test_a_training_that_is_killed_goes_on_with_the_same_losses(whole, tmp_path,
 @pytest.mark.subprocess
 def test_two_workers_write_the_texts_of_one(whole):
   plain = program.run(1, program.trainer_arguments(whole, *SETTINGS, *PROMPT))
-  staged = program.run(2, program.trainer_arguments(whole, *SETTINGS, *STAGES, *PROMPT))
+  staged = program.run(2, program.trainer_arguments(whole, *SETTINGS, *STAGES, CHUNKS, *PROMPT))
   text = plain[plain.index("To be") :].splitlines()[0]
   assert len(text) > len("To be")
   # TensorFlow's notices may come in the middle of a text, which is written token by token.

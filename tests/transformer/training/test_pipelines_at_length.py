@@ -94,6 +94,38 @@ def test_losses_are_those_of_one_mesh(model, stages, mesh, schedule, steps, loss
   np.testing.assert_allclose(found, ALONE[model, steps], rtol=1e-5)
 
 
+@pytest.mark.slow
+def test_an_encoder_decoder_in_several_runs_a_stage(tmp_path, monkeypatch):
+  """Losses, a resume with other runs, perplexities and texts are those of one mesh."""
+  monkeypatch.chdir(tmp_path)
+  (tmp_path / "pairs.tsv").write_text(PAIRS)
+  (tmp_path / "alone").mkdir()
+  # Five layers: attention and feed-forward in the encoder, and one more in the decoder.
+  settings = [
+    *PAIRED,
+    "num_layers = 1",
+    "run.learning_rate_schedule = 0.001",  # A larger one makes more of rounding than 1e-5.
+    "dataset.parallel_text_dataset.files = {'train': 'pairs.tsv', 'validation': 'pairs.tsv'}",
+  ]
+  two, cut = "run.pipeline_stages = 2", "run.pipeline_cut = (1, 1, 2, 1)"
+  chunks = (two, "run.pipeline_chunks = 2")
+  for folder, steps, more in (
+    ("alone", 3, ()),
+    ("", 2, (*chunks, cut)),
+    ("", 3, (two,)),
+  ):
+    small_lm.run(tmp_path / folder, *settings, f"run.train_steps = {steps}", *more, text="")
+  losses = [list(program.losses(tmp_path / f / "model").values()) for f in ("alone", "")]
+  assert len(losses[0]) == 3
+  np.testing.assert_allclose(losses[1], losses[0], rtol=1e-5)
+  scored = ("run.mode = 'perplexity_eval'", "run.dataset_split = 'validation'")
+  few = (*scored, "run.perplexity_eval_steps = 1")
+  found = [small_lm.run(tmp_path, *settings, *few, *m)["validation"] for m in ((), chunks)]
+  assert found[0] and found[1] == pytest.approx(found[0], rel=1e-5)
+  texts = [small_lm.infer(tmp_path, ["dog"], *settings, *more, step=3) for more in ((), chunks)]
+  assert texts[0] == texts[1]
+
+
 @pytest.mark.long
 @pytest.mark.subprocess
 @pytest.mark.timeout(4 * TIMEOUT)
