@@ -8,10 +8,10 @@ so that the stages overlap however many cores there are. The waits are logged: a
 the begin to the end of each, and is idle in between. Predicted is the table of the schedule, with
 the same seconds a product.
 
-Memory: each stage is in a worker process of its own. It is measured what that grows by from before
-the first step to the highest value of some, less the same of a program of as many operations on a
-sixteenth of the rows, and compared with what is predicted of the stage, likewise. The batch is
-there before. Two stages take 1.6 GB, four 2.3 GB.
+Memory: what a process of all stages, of which all but the last have five layers, grows by from
+before the first step to the highest value of some, less the same of a program of as many operations
+on a sixteenth of the rows. It is compared with the sum of what is predicted of stages, likewise.
+The largest takes 1.7 GB.
 """
 
 from __future__ import annotations
@@ -20,7 +20,6 @@ import argparse
 import dataclasses
 import gc
 import itertools
-import json
 import os
 import subprocess
 import sys
@@ -35,17 +34,16 @@ import tensorflow as tf
 
 from benchmarks.memory import bytes_of_process, highest_from_here
 from benchmarks.slowed import Wait, slowed
-from mesh_tensorflow import workers
 from mesh_tensorflow.meshes.schedules import SCHEDULES
 from mesh_tensorflow.planning.machine import Machine
-from mesh_tensorflow.workers.launching import launch
 
 _WARM_UP, _MEBI = 2, 2**20
 # Seconds of a product of the slowed stages, well above what the host needs to start one.
 _PRODUCT_SECONDS = 0.01
 # Of a microbatch whose memory is measured: activations well above what tracing takes, which varies.
-_ROWS = 65536
-_LAYERS = 3  # Of each stage.
+_ROWS = 49152
+_LAYERS = 5  # Of each stage but the last.
+_KEEPING = ("gpipe", "1f1b")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -177,8 +175,8 @@ def print_idle_time(cuts: Sequence[tuple[int, ...]], steps: int) -> None:
 # ------------------------------------------------------------------------------- memory
 
 
-def grow(schedule: str, stages: int, rows: int) -> list[list[int]]:
-  """Memory of stages of equal layers, each in a worker, which this process is one of.
+def grow(schedule: str, stages: int, rows: int) -> tuple[int, int]:
+  """Memory of stages of which all but the last have many layers.
 
   Args:
     schedule: its name.
@@ -186,35 +184,32 @@ def grow(schedule: str, stages: int, rows: int) -> list[list[int]]:
     rows: examples of a microbatch.
 
   Returns:
-    Of each stage the most microbatches that it has under way, bytes predicted, and those by which
-    its process grows.
+    Bytes predicted of all stages, and those by which this process grows, without the batch.
   """
-  me = workers.join(virtual_cpu_devices=1).index
-  layers = Layers((_LAYERS,) * stages, rows, width=32, microbatches=8, schedule=schedule)
+  cut = (_LAYERS,) * (stages - 1) + (1,)
+  layers = Layers(cut, rows, width=32, microbatches=8, schedule=schedule)
+  devices = mtf.virtual_cpu_devices(stages)
   store = mtf.VariableStore()
-  first, *others = (
-    mtf.SimdMeshImpl("", "", [f"/job:worker/replica:0/task:{w}/device:CPU:0"], variable_store=store)
-    for w in range(stages)
-  )
+  first, *others = (mtf.PlacementMeshImpl("", "", [d], variable_store=store) for d in devices)
   step = layers.step(first.with_stages(others, schedule))
-  planned = mtf.describe(step).pipeline.stages[me]
+  predicted = sum(s.memory for s in mtf.describe(step).pipeline.stages)
   call = tf.function(lambda x: step(x), autograph=False)
-  batch = tf.constant(layers.examples())
   gc.collect()
   before = bytes_of_process("VmRSS")
   highest_from_here()
+  # Made by TensorFlow: what NumPy gives back would be used again unseen.
+  batch = tf.fill([rows * layers.microbatches, layers.width], 0.5)
   for _ in range(_WARM_UP + 1):
     float(call(batch))
-  grown = bytes_of_process("VmHWM") - before
-  found = workers.gather(np.array([planned.under_way, planned.memory, grown], np.int64))
-  return [[int(n) for n in row] for row in found]
+  size = int(tf.size(batch)) * batch.dtype.size
+  return predicted, bytes_of_process("VmHWM") - before - size
 
 
-def _grown(schedule: str, stages: int, rows: int) -> list[list[int]]:
-  """What `grow` returns in processes of its own.
+def _grown(schedule: str, stages: int, rows: int) -> list[int]:
+  """What `grow` returns in a process of its own.
 
   Raises:
-    CalledProcessError: one fails.
+    CalledProcessError: it fails.
   """
   done = subprocess.run(
     [sys.executable, "-m", "benchmarks.pipelines", "--grow", schedule, str(stages), str(rows)],
@@ -223,7 +218,7 @@ def _grown(schedule: str, stages: int, rows: int) -> list[list[int]]:
     check=True,
     env={**os.environ, "MALLOC_MMAP_THRESHOLD_": str(2**16)},
   )
-  return json.loads(next(x for x in done.stdout.splitlines() if x.startswith("[[")))
+  return [int(n) for n in done.stdout.split()[-2:]]
 
 
 def print_memory(of: Sequence[str]) -> None:
@@ -232,14 +227,13 @@ def print_memory(of: Sequence[str]) -> None:
   Args:
     of: names of schedules.
   """
-  print("| stages | schedule | stage | microbatches under way | predicted | measured | ratio |")
-  print("|---|---|---|---|---|---|---|")
-  for stages, schedule in itertools.product((2, 4), of):
+  print("| stages | schedule | predicted | measured | ratio |")
+  print("|---|---|---|---|---|")
+  for stages, schedule in itertools.product((2, 3, 4), of):
     large, small = (_grown(schedule, stages, n) for n in (_ROWS, _ROWS // 16))
-    for i, (x, y) in enumerate(zip(large, small)):
-      predicted, grown = x[1] - y[1], x[2] - y[2]
-      sizes = f"{predicted / _MEBI:.1f} MiB | {grown / _MEBI:.1f} MiB | {predicted / grown:.2f}"
-      print(f"| {stages} | {schedule} | {i} | {x[0]} | {sizes} |", flush=True)
+    predicted, grown = (x - y for x, y in zip(large, small))
+    sizes = f"{predicted / _MEBI:.0f} MiB | {grown / _MEBI:.0f} MiB | {predicted / grown:.2f}"
+    print(f"| {stages} | {schedule} | {sizes} |", flush=True)
 
 
 def print_tables(steps: int = 5) -> None:
@@ -250,7 +244,7 @@ def print_tables(steps: int = 5) -> None:
   """
   print_idle_time([(3, 3), (2, 4), (2, 2, 2, 2)], steps)
   print()
-  print_memory(SCHEDULES)
+  print_memory(_KEEPING)
 
 
 def main() -> int:
@@ -261,13 +255,9 @@ def main() -> int:
   parser.add_argument("--grow", nargs=3, help=argparse.SUPPRESS)
   args = parser.parse_args()
   if args.grow:
-    schedule, stages, rows = args.grow[0], *map(int, args.grow[1:])
-    if "TF_CONFIG" not in os.environ:
-      return launch([sys.executable, "-m", "benchmarks.pipelines", *sys.argv[1:]], stages)
-    print(grow(schedule, stages, rows), flush=True)
-    workers.leave()
+    print(*grow(args.grow[0], *map(int, args.grow[1:])))
   elif args.memory is not None:
-    print_memory(args.memory or SCHEDULES)
+    print_memory(args.memory or _KEEPING)
   else:
     tf.config.threading.set_inter_op_parallelism_threads(16)  # A device that waits holds one.
     print_tables(args.steps)
