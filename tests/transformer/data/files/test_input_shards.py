@@ -133,7 +133,7 @@ def texts(tmp_path):
   lines = ["".join(np.random.RandomState(i).choice(list("abcd"), 1 + i % 9)) for i in range(150)]
   (tmp_path / "pairs.tsv").write_text("".join(f"{s}\t{s[::-1]}\n" for s in lines))
   text = {"train_files": str(tmp_path / "text.txt"), "validation_fraction": 0.1}
-  pairs = {"files": {s: str(tmp_path / "pairs.tsv") for s in ("train", "test")}}
+  pairs = {"files": {s: str(tmp_path / "pairs.tsv") for s in ("train", "validation")}}
   return {
     "windows": (ds.text_lm_dataset, {**text, "mode": "stream", "context_tokens": 2}),
     "documents": (ds.text_lm_dataset, {**text, "document_unit": "line"}),
@@ -149,7 +149,7 @@ KINDS_AND_SKIPS = list(itertools.product(["windows", "documents", "pairs", "padd
 def test_a_data_set_of_needed_rows(kind, skip, texts):
   """Those that are needed of all examples, over blocks and epochs, and of finite splits."""
   reader, options = texts[kind]
-  for split, count in (("train", 400), ("test", None)):
+  for split, count in (("train", 400), ("validation", None)):
     arguments = {
       "sequence_length": LENGTH, "vocabulary": ByteVocabulary(), "dataset_split": split,
       "skip": skip, **options,
@@ -211,7 +211,11 @@ def test_only_needed_rows_are_made(texts, monkeypatch):
     return block(self, rows, packed)
 
   monkeypatch.setattr(pair_rows._EncodedPairs, "block", counted)
-  options |= {"sequence_length": LENGTH, "vocabulary": ByteVocabulary(), "dataset_split": "test"}
+  options |= {
+    "sequence_length": LENGTH,
+    "vocabulary": ByteVocabulary(),
+    "dataset_split": "validation",
+  }
   assert len(list(reader(**options, batch_rows=BatchRows(10, (3, 9))))) == sum(made) == 30
   made.clear()
   assert len(list(reader(**options))) == sum(made) == 150
