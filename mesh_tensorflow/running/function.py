@@ -381,8 +381,9 @@ class Function(tf.Module):  # type: ignore[misc]  # TensorFlow says nothing of i
 
   def _convert(self, index: int, arg: object, spec: TensorSpec) -> tf.Tensor:
     try:
-      is_ready = isinstance(arg, tf.Tensor) and arg.dtype == spec.dtype
-      value = arg if is_ready else tf.convert_to_tensor(arg, spec.dtype)
+      value: Any = arg
+      if not isinstance(arg, tf.Tensor) or arg.dtype != spec.dtype:
+        value = tf.convert_to_tensor(arg, spec.dtype)
     except (TypeError, ValueError) as e:
       raise DTypeError(f"argument {index} of {self.__name__}: expected {spec}: {e}") from e
     expected = self._part(spec).shape.as_list()

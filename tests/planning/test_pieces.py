@@ -11,6 +11,7 @@ import mesh_tensorflow as mtf
 from mesh_tensorflow.planning.evaluation import Evaluator
 from mesh_tensorflow.planning.lowering import PendingSum, Prober
 from mesh_tensorflow.planning.pieces import Pieces, kind_of
+from mesh_tensorflow.program.graph import reads
 from tests.planning.test_auto_layout import MACHINE, check_against_whole
 
 A, B = mtf.Dimension("a", 64), mtf.Dimension("b", 64)
@@ -151,6 +152,28 @@ def test_pending_sums_pass_through_them_as_alone(pending):
         layout = (("a", 1 - axis),)
         found = pieces.piece(pieces.kind(op), layout, (4, 4), states)
         assert found == Prober().piece(op, (4, 4), layout, states)
+
+
+def test_sums_that_an_operation_executes_are_added_to_its_piece_without_sums():
+  x = tensor()
+  w = mtf.get_variable(x.mesh, "w", [B, A])
+  loss = mtf.reduce_sum(mtf.square(mtf.einsum([x, w], [A])))
+  (gradient,) = mtf.gradients([loss], [w])
+  update = mtf.assign(w.operation, gradient)
+  adafactor = mtf.optimize.AdafactorOptimizer(min_dim_size_to_factor=8)
+  by_adafactor = adafactor.apply_grads([gradient], [w.operation])[-1]
+  reduced = mtf.reduce_max(x, output_shape=[A]).operation
+  flags = mtf.logical_not(mtf.greater(x, 0.0)).operation
+  for op in (update, by_adafactor, reduced, flags, w.operation):
+    pieces = Pieces()
+    kind, read = pieces.kind(op), reads(op)
+    for layout in ((), (("a", 0),), (("b", 0),), (("a", 0), ("b", 2))):
+      for i in range(len(read)):
+        states = tuple(PendingSum((1,)) if j == i else None for j in range(len(read)))
+        found = pieces.piece(kind, layout, (4, 2, 8), states)
+        assert found == Prober().piece(op, (4, 2, 8), layout, states), (op, layout, i)
+    if op is by_adafactor:  # Of each tensor that it reads one sum alone, and one more that checks.
+      assert pieces.prober.lowered < 4 * len(read)
 
 
 def test_functions_that_look_at_their_shape_do_not_share():
