@@ -746,15 +746,16 @@ class Evaluator:
     for v, uses in self._gathered(impl).items():
       size = impl.slice_size(v.shape) * v.activation_dtype.size
       for i, unit in enumerate(uses):
-        block, first = unit.block, max(0, unit.place - GATHERED_AHEAD)
+        block, first, last = unit.block, max(0, unit.place - GATHERED_AHEAD), unit.place
         if not impl.reshards_after_forward:
-          # Once, outside of loops, and kept to the last use.
-          first = unit.place
+          # Once, outside of loops, and kept to the last use: a product of the backward pass, and the
+          # other one, which makes the gradient of the weight, may run before it.
+          first, last = unit.place, unit.place + 1
           while block:
             block, first = self._inlined.blocks[block].around, self._inlined.blocks[block].place
           i = 0
         key = blocks[block].add(("gathered", v, i), first, size, v.value)
-        blocks[block].use(key, max(first, unit.place if block == unit.block else first))
+        blocks[block].use(key, last if block == unit.block else first)
 
   def _live_at(
     self, number: int, point: int, blocks: Sequence[Lifetimes]
