@@ -2,26 +2,31 @@
 
 from __future__ import annotations
 
+import contextlib
 import difflib
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
-# Flags of the trainer that its user has written by another name, set when the process starts.
-_WRITTEN: dict[str, str] = {}
+# Flags of the trainer that its user has written by another name.
+_written: dict[str, str] = {}
 
 
-def note_written(flag: str, name: str) -> None:
-  """Notes by which name a flag of the trainer was given to this process.
+@contextlib.contextmanager
+def written(names: Mapping[str, str]) -> Iterator[None]:
+  """Context in which errors name flags of the trainer as they were given to this process.
 
   Args:
-    flag: the flag.
-    name: as it was written.
+    names: by flag how it was written, if otherwise.
   """
-  _WRITTEN[flag] = name
+  _written.update(names)
+  try:
+    yield
+  finally:
+    _written.clear()
 
 
 def as_written(flag: str) -> str:
   """A flag of the trainer as its user has written it: of "--gin_file" perhaps "--config"."""
-  return _WRITTEN.get(flag, flag)
+  return _written.get(flag, flag)
 
 
 def did_you_mean(

@@ -122,11 +122,11 @@ def _start(program: str, module: str, arguments: Sequence[str]) -> None:
 
   That of the trainer is kept in `model_dir/command`: it says in full what a command stood for.
   """
-  for flag in CONFIG:
-    if flag.aliases and any(a.partition("=")[0] == flag.name for a in sys.argv):
-      hints.note_written(flag.aliases[0], flag.name)
+  given = {a.partition("=")[0] for a in sys.argv}
+  names = {flag.aliases[0]: flag.name for flag in CONFIG if flag.aliases and flag.name in given}
   sys.argv = [program, *arguments]
-  runpy.run_module(module, run_name="__main__")
+  with hints.written(names):
+    runpy.run_module(module, run_name="__main__")
 
 
 def _refuse(program: str, reason: str) -> NoReturn:

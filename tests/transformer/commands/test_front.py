@@ -269,18 +269,20 @@ def test_tokenize(monkeypatch, tmp_path, capsys):
 
 def test_the_trainer_runs_in_this_process_with_the_flags(monkeypatch):
   started = []
-  monkeypatch.setattr(hints, "_WRITTEN", {})
+
+  def run_module(name, run_name):
+    started.append((name, run_name, sys.argv[:]))
+    # Errors about the file name the flag that was given.
+    assert hints.as_written("--gin_file") == "--config"
+
   monkeypatch.setattr(sys, "argv", ["/bin/mesh-transformer", "plan", "--config=a.gin"])
-  monkeypatch.setattr(
-    front.runpy, "run_module", lambda name, run_name: started.append((name, run_name, sys.argv[:]))
-  )
+  monkeypatch.setattr(front.runpy, "run_module", run_module)
   front.main()
   assert started == [
     (front.TRAINER, "__main__",
      [PROGRAM, "--gin_file=a.gin", "--gin_param=run.mode = 'plan'"]),
   ]  # fmt: skip
-  # Errors about the file name the flag that was given.
-  assert hints.as_written("--gin_file") == "--config"
+  assert hints.as_written("--gin_file") == "--gin_file"
 
 
 def test_the_launcher_takes_commands(monkeypatch):
