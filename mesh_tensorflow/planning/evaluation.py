@@ -748,8 +748,8 @@ class Evaluator:
       for i, unit in enumerate(uses):
         block, first, last = unit.block, max(0, unit.place - GATHERED_AHEAD), unit.place
         if not impl.reshards_after_forward:
-          # Once, outside of loops, and kept to the last use: a product of the backward pass, and the
-          # other one, which makes the gradient of the weight, may run before it.
+          # Once, outside of loops, and kept to the last use: a product of the backward pass, before
+          # which the other one, which makes the gradient of the weight, may run.
           first, last = unit.place, unit.place + 1
           while block:
             block, first = self._inlined.blocks[block].around, self._inlined.blocks[block].place
