@@ -19,6 +19,7 @@ more than 20 GiB is not run. Then the models with most layers that 8 devices tra
 from __future__ import annotations
 
 import argparse
+import bisect
 import dataclasses
 import gc
 import os
@@ -183,10 +184,11 @@ def measure_shards(devices: int, sharding: str, layers: int, width: int) -> tupl
 
 def most_layers(sharding: str) -> int:
   """How many layers of the model 8 devices train within the limit, as predicted."""
-  layers = [
-    _predicted(8, sharding, dataclasses.replace(_SHARDED, layers=n)) / _LIMIT for n in (1, 2)
-  ]
-  return int((1 - layers[0]) / (layers[1] - layers[0])) + 1
+
+  def is_too_large(layers: int) -> bool:
+    return _predicted(8, sharding, dataclasses.replace(_SHARDED, layers=layers)) > _LIMIT
+
+  return bisect.bisect_left(range(1, 200), True, key=is_too_large)
 
 
 def parameters(layers: int) -> int:
