@@ -49,11 +49,11 @@ fresh: install ## install a wheel into a fresh environment, run the README's blo
 demo: install ## train a small model on a 2x2 mesh of virtual CPU devices and write text with it
 	$(PY) examples/demo.py
 
-bench: install ## measure against plain TensorFlow, PyTorch and Hugging Face, print one table
+bench: install ## measure against plain TensorFlow, PyTorch, JAX and others, print one table
 	@test $(VENV)/.bench -nt setup.py || { \
-	  echo "Installing what the benchmarks compare with (PyTorch, transformers) ..."; \
+	  echo "Installing what the benchmarks compare with (PyTorch, JAX and others) ..."; \
 	  if $(PIP) install -e '.[bench]'; then touch $(VENV)/.bench; \
-	  else echo "PyTorch could not be installed: the table goes without its rows."; fi; }
+	  else echo "They could not be installed: the table goes without their rows."; fi; }
 	$(PY) -m benchmarks.run
 
 docs: install ## build the documentation site into site/ (guides, API reference, pictures)
