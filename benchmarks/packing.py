@@ -1,8 +1,8 @@
 """How fast examples are packed into rows, beside seqio: `python -m benchmarks.packing`.
 
 Both sides are pipelines of tf.data, which run one at a time, in turns; what is printed is the
-median of the rounds, in tokens a second. "ids" begins with token ids, "text" with the lines of a file,
-which both sides encode by the same SentencePiece model and end with EOS: ours by
+median of the rounds, in tokens a second. "ids" begins with token ids, "text" with the lines of a
+file, which both sides encode by the same SentencePiece model and end with EOS: ours by
 `encode_all_features`, theirs by `seqio.preprocessors`.
 """
 
