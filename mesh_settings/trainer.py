@@ -139,6 +139,11 @@ class TrainerSettings:
       lambda x: x in (None, "auto", "dynamic") or (is_number(x) and x > 0),
     ),
   )
+  jit_compile: bool = setting(
+    "in training, whether XLA compiles the step, which must be on one device: there are no "
+    "exchanges in XLA. A GPU takes fewer and larger kernels so; a CPU gains nothing from it.",
+    False,
+  )
   gradient_dtype: str | None = setting(
     "in training, the dtype in which gradients of weights are summed over processors: "
     '"float32", or "bfloat16" for half the traffic; None: that of the activations.',

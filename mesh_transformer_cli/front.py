@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from typing import NoReturn
 
 from mesh_settings import hints
+from mesh_transformer_cli import output
 from mesh_transformer_cli.model_flags import CONFIG
 from mesh_transformer_cli.parser import TRAINER, WRONG, Parser, did_you_mean
 from mesh_transformer_cli.table import COMMANDS
@@ -23,9 +24,10 @@ def main() -> None:
   """The entry point."""
   program = _program()
   try:
-    module, arguments = command_line(program, sys.argv[1:])
-    if arguments is not None:
-      _start(program, module, arguments)
+    with output.until_its_reader_ends():
+      module, arguments = command_line(program, sys.argv[1:])
+      if arguments is not None:
+        _start(program, module, arguments)
   except KeyboardInterrupt:
     # While TensorFlow is imported: later on the trainer says what became of it.
     sys.exit(_INTERRUPTED)

@@ -18,6 +18,8 @@ import sys
 import tokenize
 from collections.abc import Iterator, Sequence
 
+from mesh_transformer_cli import output
+
 _WRONG = 2
 _GUIDE = "docs/porting.md"
 
@@ -531,7 +533,11 @@ def _parser() -> argparse.ArgumentParser:
 
 def main(argv: Sequence[str] | None = None) -> None:
   """The entry point."""
-  args = _parser().parse_args(argv)
+  with output.until_its_reader_ends():
+    _port(_parser().parse_args(argv))
+
+
+def _port(args: argparse.Namespace) -> None:
   changes = left = 0
   for path in _files(args.paths):
     try:

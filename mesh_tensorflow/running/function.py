@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import inspect
+import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol, runtime_checkable
 
@@ -138,6 +139,7 @@ class _Staged:
     user_function: for whose traces TensorFlow counts those of `fn`: it warns of many, and would
       take the first traces of several functions for those of one.
     specs: of the arguments; None if they are not known, or if the trace depends on more than them.
+    jit_compile: whether XLA compiles it.
   """
 
   def __init__(
@@ -145,12 +147,14 @@ class _Staged:
     fn: Callable[..., object],
     user_function: Callable[..., object],
     specs: Sequence[tf.TensorSpec] | None,
+    jit_compile: bool,
   ):
     def staged(values: list[tf.Tensor], seed: Seed) -> Any:
       return fn(values, seed)
 
     vars(staged).update(__wrapped__=user_function, __signature__=inspect.signature(fn))
-    self._tf_function = tf.function(staged, autograph=False)
+    # None, and not False: within a tf.function that XLA compiles it is compiled with that.
+    self._tf_function = tf.function(staged, autograph=False, jit_compile=jit_compile or None)
     self._specs = None if specs is None else list(specs)
     self._concrete: Any = None
 
@@ -184,6 +188,7 @@ class Function(tf.Module):  # type: ignore[misc]  # TensorFlow says nothing of i
     input_signature: `TensorSpec`s.
     mesh_name: name of the mesh, if it is one.
     precision: dtype of computations, or None.
+    jit_compile: whether XLA compiles the program.
 
   Attributes:
     mesh_impls: the mesh implementations, by the names of the meshes.
@@ -198,6 +203,7 @@ class Function(tf.Module):  # type: ignore[misc]  # TensorFlow says nothing of i
     input_signature: Sequence[object] | None,
     mesh_name: str,
     precision: str | None = None,
+    jit_compile: bool = False,
   ):
     super().__init__(name="mtf_function")
     functools.update_wrapper(self, fn)
@@ -208,6 +214,14 @@ class Function(tf.Module):  # type: ignore[misc]  # TensorFlow says nothing of i
     self.mesh_impl = next(iter(impls.values()))
     if precision is not None:
       fn = _InPrecision(fn, precision, max(map(_workers, impls.values())))
+    devices = sum(impl.size for impl in impls.values())
+    if jit_compile and devices > 1:
+      raise UnsupportedError(
+        f"mtf.function {self.__name__}: jit_compile=True is for a program of one device, and "
+        f"{' and '.join(str(impl.shape) for impl in impls.values())} has {devices}, between which "
+        "there are exchanges that XLA does not compile; leave it out, or take a mesh of size 1"
+      )
+    self._jit_compile = jit_compile
     self._fn = fn
     check_tensorflow2()
     signature: list[Any] | None  # Of `TensorSpec`s, as is checked.
@@ -262,6 +276,7 @@ class Function(tf.Module):  # type: ignore[misc]  # TensorFlow says nothing of i
       ShapeError: an argument has not the shape of its spec.
       DTypeError: an argument cannot be converted to the dtype of its spec.
       DivisionError: integers are divided by a tensor that has a zero.
+      UnsupportedError: XLA is to compile an operation of TensorFlow's that it does not know.
       GradientError: a tape is to record an operation that has no gradient.
       CollectiveError: the processors of the mesh took different paths, or one failed; outside a
         tf.function. (Inside one, its caller gets TensorFlow's error.)
@@ -274,11 +289,18 @@ class Function(tf.Module):  # type: ignore[misc]  # TensorFlow says nothing of i
     if seed is not None and not tf.is_tensor(seed):
       # A Python number would be part of the trace: a new one for each seed.
       seed = tf.constant(seed, tf.int64)
+    if self._jit_compile and tf.inside_function():
+      # Its own function, which XLA compiles, within the caller's, which may have what XLA has not.
+      with tf.device(self.mesh_impl.processor_device(0)):
+        return self._compiled(values, seed)
     if not tf.inside_function() and not tf.config.functions_run_eagerly():
       try:
         with contextlib.ExitStack() as stack:
           for impl in self.mesh_impls.values():
             stack.enter_context(impl.errors_of_runs(self.__name__))
+          if self._jit_compile:
+            # XLA refuses variables of another device than the one that it compiles for.
+            stack.enter_context(tf.device(self.mesh_impl.processor_device(0)))
           return self._compiled(values, seed)
       except CollectiveError:
         # The queues of the old trace may be closed.
@@ -287,6 +309,11 @@ class Function(tf.Module):  # type: ignore[misc]  # TensorFlow says nothing of i
       except tf.errors.InvalidArgumentError as e:
         if is_division_by_zero(e):
           raise DivisionError(f"{self.__name__} divides an integer by zero") from e
+        if self._jit_compile and (unknown := _not_of_xla(str(e))):
+          raise UnsupportedError(
+            f"{self.__name__}: XLA does not compile {unknown} on {self.mesh_impl.shape}; leave out "
+            "jit_compile"
+          ) from e
         raise
     return self._trace(values, seed)
 
@@ -410,7 +437,7 @@ class Function(tf.Module):  # type: ignore[misc]  # TensorFlow says nothing of i
     # Under a strategy another context is another trace.
     known = self.input_signature is not None and not self._is_of_strategy()
     specs = [self._part(s) for s in self.input_signature or ()] if known else None
-    return _Staged(self._trace_alone, self._fn, specs)
+    return _Staged(self._trace_alone, self._fn, specs, self._jit_compile)
 
   def _trace_alone(self, values: list[tf.Tensor], seed: Seed) -> Any:
     return self._trace(values, seed, is_own_trace=True)
@@ -518,6 +545,7 @@ def function(
   *,
   mesh_name: str = "mesh",
   precision: str | None = None,
+  jit_compile: bool = False,
 ) -> Callable[[Callable[..., Any]], Function]:
   """Decorator: a Python function of `mtf.Tensor`s becomes a TensorFlow function on a mesh.
 
@@ -539,14 +567,17 @@ def function(
       of `get_variable`, and what layers take from their input) are stored and updated in float32,
       and read in it; softmax, statistics of norms and cross entropies are computed in float32; what
       it returns is float32 again. None: every dtype is as the function says.
+    jit_compile: whether XLA compiles the program, which must be of one device: there are no
+      exchanges in XLA. See docs/gpus.md.
 
   Returns:
     A decorator that makes a `Function`.
 
   Raises:
+    UnsupportedError: XLA is to compile a program of several devices.
     ArgumentError: there is no such precision; or it is "auto", and the mesh is of several workers.
   """
-  return lambda fn: Function(fn, mesh_impl, input_signature, mesh_name, precision)
+  return lambda fn: Function(fn, mesh_impl, input_signature, mesh_name, precision, jit_compile)
 
 
 def _by_name(
@@ -569,6 +600,13 @@ def _by_name(
     )
   one_store(impls.values())
   return impls
+
+
+def _not_of_xla(message: str) -> str:
+  """The operations that an error of XLA's compiler says it does not know; "" of other errors."""
+  if "unsupported operations" not in message:
+    return ""
+  return ", ".join(dict.fromkeys(re.findall(r"No registered '(\w+)'", message))) or "an operation"
 
 
 def _workers(mesh_impl: MeshImpl) -> int:

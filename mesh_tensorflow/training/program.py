@@ -155,12 +155,21 @@ def train_step(
     that are not finite are skipped a list of it and the number of elements that are not finite.
     With `reported` that list ends with the vector of its values, if there are any; if they have
     norms, the last argument, a bool, asks for them.
+
+  Raises:
+    ConfigError: XLA is to compile it for a mesh of several devices.
   """
+  mesh = program.mesh_impl
+  if settings.jit_compile and mesh.size > 1:
+    raise ConfigError(
+      f"{settings.named('jit_compile')} = True is for a mesh of one device; {mesh.shape} has "
+      f"{mesh.size}, between which there are exchanges that XLA does not compile"
+    )
   signature = _signature(program, feature_names)
   if reported is not None and reported.norms:
     signature.append(TensorSpec([], tf.bool, "norms_wanted"))
 
-  @function(program.mesh_impl, signature)
+  @function(program.mesh_impl, signature, jit_compile=settings.jit_compile)
   def train_step(*args: Tensor) -> Any:
     *values, learning_rate, step = args[: len(feature_names) + 2]
     graph = step.graph

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shlex
+import subprocess
 import sys
 
 import pytest
@@ -110,6 +112,21 @@ print("heavy", heavy)
 """
   out = run_subprocess(program).stdout
   assert f"code {2 if '--stepz=3' in arguments else 0}" in out and "heavy []" in out
+
+
+@pytest.mark.subprocess
+@pytest.mark.parametrize("module", ["mesh_transformer_cli", "mesh_transformer_cli.port"])
+def test_a_reader_that_ends_is_no_error(module):
+  """Like `| head -1`."""
+  words = ["--help"] if module == "mesh_transformer_cli" else [str(ROOT / "tests")]
+  reading, writing = os.pipe()
+  os.close(reading)
+  command = [sys.executable, "-m", module, *words]
+  done = subprocess.run(
+    command, stdout=writing, stderr=subprocess.PIPE, cwd=ROOT, timeout=60, check=False
+  )
+  os.close(writing)
+  assert (done.returncode, done.stderr) == (141, b"")
 
 
 # ----------------------------------------------------------------- what the trainer is given
