@@ -214,7 +214,7 @@ def _along(
 
 def softmax(x: tf.Tensor, axis: int) -> tf.Tensor:
   """`tf.nn.softmax`; the axis is at least 0. A small one on CPUs is composed of Eigen's kernels."""
-  if x.dtype == tf.float32 and list_product(x.shape) <= _SMALL_SOFTMAX and only_cpus():
+  if x.dtype == tf.float32 and x.shape.num_elements() <= _SMALL_SOFTMAX and only_cpus():
     x = tf.exp(x - tf.reduce_max(x, axis, keepdims=True))
     return x / tf.reduce_sum(x, axis, keepdims=True)
   return _along(tf.nn.softmax, x, axis, _SOFTMAX)
@@ -232,9 +232,7 @@ def matmul(
     is_small = list_product(batch) * rows * contracted * columns <= _SMALL_PRODUCT
     if is_small or 1 in (rows, columns):
       # Unlike the operation of `tf.matmul`, this one is not replaced by one of oneDNN.
-      return tf.raw_ops.BatchMatMulV3(
-        x=a, y=b, Tout=a.dtype, adj_x=transpose_a, adj_y=transpose_b
-      )
+      return tf.raw_ops.BatchMatMulV3(x=a, y=b, Tout=a.dtype, adj_x=transpose_a, adj_y=transpose_b)
   return tf.matmul(a, b, transpose_a=transpose_a, transpose_b=transpose_b)
 
 
