@@ -1,15 +1,23 @@
-"""Our side of the decoding benchmark: `Bitransformer.decode` with a beam."""
+"""Our side of the decoding benchmark: `Bitransformer.decode` with a beam.
+
+Alone, `python -m benchmarks.ours_t5 t5_half_1x1` prints where the time of a token goes.
+"""
 
 from __future__ import annotations
 
+import argparse
 import os
+import pathlib
+import tempfile
+import time
 
 import gin
 import numpy as np
 import tensorflow as tf
 
 import mesh_tensorflow as mtf
-from benchmarks.t5_sizes import T5Size, initial_values
+from benchmarks.t5_sizes import T5_SIZES, T5Size, initial_values, random_inputs
+from mesh_tensorflow.examples import read_profile
 from mesh_tensorflow.transformer import utils
 from mesh_tensorflow.transformer.gin_paths import gin_dir
 from mesh_tensorflow.transformer.model import mesh_setup
@@ -103,3 +111,27 @@ def _make_model(size: T5Size) -> utils.transformer_lib.Bitransformer:
   """
   gin.parse_config_files_and_bindings([os.path.join(gin_dir(), "defaults.gin")], bindings)
   return utils.build_model("bitransformer", size.vocab, size.vocab)
+
+
+def main() -> None:
+  """Prints the processor time of a token, and the types of operations that take most of it."""
+  parser = argparse.ArgumentParser(description=main.__doc__)
+  parser.add_argument("size", choices=T5_SIZES, help="name of the model, and what it decodes")
+  size = T5_SIZES[parser.parse_args().size]
+  decoder, inputs = Decoder(size), random_inputs(size)
+  decoder.decode(inputs)
+  times = []
+  for _ in range(20):
+    began = time.process_time()
+    decoder.decode(inputs)
+    times.append(time.process_time() - began)
+  with tempfile.TemporaryDirectory() as folder:
+    with tf.profiler.experimental.Profile(folder):
+      decoder.decode(inputs)
+    _, by_type = read_profile.read(read_profile.find_profile(pathlib.Path(folder)))
+  print(f"{min(times) / size.output_length * 1e3:.2f} ms of the processor for a token of each row")
+  print(read_profile.table("types of operations", by_type, steps=size.output_length, rows=8))
+
+
+if __name__ == "__main__":
+  main()

@@ -17,7 +17,8 @@ repeated along a few axes first.
 `stack` is here for another reason: TensorFlow's optimizer of graphs computes something else than
 `tf.stack` says. So it does for `argmax`. And `sum_of` keeps it from joining sums in loops. `top_k`
 is here since TensorFlow's looks at every element of a long row one by one, `overwrite_rows` since
-its tensor_scatter_nd_update for CPUs copies the tensor, even one that nothing else needs.
+its tensor_scatter_nd_update for CPUs copies the tensor, even one that nothing else needs. `matmul`
+and small calls of `softmax` are here since oneDNN takes 40 us for a call, however small.
 """
 
 from __future__ import annotations
@@ -34,6 +35,9 @@ from mesh_tensorflow.program.dimensions import list_product
 
 _BROADCAST, _SELECT, _SLICE, _PAD, _ARGMAX, _SOFTMAX = 5, 8, 8, 8, 7, 5
 _LONG_ROW = 1024  # From here on `top_k` searches in groups.
+# Up to so many elements of a softmax, and multiplications of a batch of products, the 40 us that
+# oneDNN takes for a call with several threads cost more than its kernel gains.
+_SMALL_SOFTMAX, _SMALL_PRODUCT = 2**13, 2**17
 
 
 class _Run(NamedTuple):
@@ -209,8 +213,27 @@ def _along(
 
 
 def softmax(x: tf.Tensor, axis: int) -> tf.Tensor:
-  """`tf.nn.softmax`; the axis is at least 0."""
+  """`tf.nn.softmax`; the axis is at least 0. A small one on CPUs is composed of Eigen's kernels."""
+  if x.dtype == tf.float32 and x.shape.num_elements() <= _SMALL_SOFTMAX and only_cpus():
+    x = tf.exp(x - tf.reduce_max(x, axis, keepdims=True))
+    return x / tf.reduce_sum(x, axis, keepdims=True)
   return _along(tf.nn.softmax, x, axis, _SOFTMAX)
+
+
+def matmul(
+  a: tf.Tensor, b: tf.Tensor, transpose_a: bool = False, transpose_b: bool = False
+) -> tf.Tensor:
+  """`tf.matmul`; on CPUs batches of vectors and of small matrices go to Eigen's kernel."""
+  if a.dtype == tf.float32 and a.shape.ndims > 2 and only_cpus():
+    *batch, rows, contracted = a.shape
+    if transpose_a:
+      rows, contracted = contracted, rows
+    columns = b.shape[-2 if transpose_b else -1]
+    is_small = list_product(batch) * rows * contracted * columns <= _SMALL_PRODUCT
+    if is_small or 1 in (rows, columns):
+      # Unlike the operation of `tf.matmul`, this one is not replaced by one of oneDNN.
+      return tf.raw_ops.BatchMatMulV3(x=a, y=b, Tout=a.dtype, adj_x=transpose_a, adj_y=transpose_b)
+  return tf.matmul(a, b, transpose_a=transpose_a, transpose_b=transpose_b)
 
 
 def argmax(x: tf.Tensor, axis: int) -> tf.Tensor:

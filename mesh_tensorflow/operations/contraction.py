@@ -17,7 +17,7 @@ import tensorflow as tf
 
 from mesh_tensorflow.meshes.slices import align, transpose_to
 from mesh_tensorflow.numerics import constants
-from mesh_tensorflow.numerics.kernels import elementwise
+from mesh_tensorflow.numerics.kernels import elementwise, matmul
 from mesh_tensorflow.program.dimensions import Dimension, list_product
 
 Dims = tuple[Dimension, ...]
@@ -130,7 +130,7 @@ def _vector_product(
   b, transpose_b = _as_matrices(b, b_dims, batch, contracted, others, sizes)
   rows = [sizes[d] for d in batch]
   vectors = tf.reshape(a, constants.sizes([*rows, 1, size(contracted)]))
-  product = tf.matmul(vectors, b, transpose_b=transpose_b)
+  product = matmul(vectors, b, transpose_b=transpose_b)
   product = tf.reshape(product, constants.sizes([sizes[d] for d in batch + others]))
   return transpose_to(product, batch + others, output)
 
@@ -199,7 +199,7 @@ def _matmul(
     rows, columns = plan.rows, plan.columns
   a, transpose_a = _as_matrices(a, a_dims, plan.batch, rows, plan.contracted, sizes)
   b, transpose_b = _as_matrices(b, b_dims, plan.batch, plan.contracted, columns, sizes)
-  product = tf.matmul(a, b, transpose_a=transpose_a, transpose_b=transpose_b)
+  product = matmul(a, b, transpose_a=transpose_a, transpose_b=transpose_b)
   shape = [sizes[d] for d in plan.result]
   if product.shape.as_list() == shape:
     return product

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pathlib
 import re
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -45,7 +46,9 @@ def _check_axes(rng, most_axes):
   np.testing.assert_array_equal(kernels.cut_axis(t, axis, n - 1, 1), last)
   np.testing.assert_array_equal(kernels.cut_axis(t, axis, tf.constant(n - 1), 1), last)
   e = np.exp(x)
-  np.testing.assert_allclose(kernels.softmax(t, axis), e / e.sum(axis, keepdims=True), 1e-5)
+  for most in (0, 2**13):
+    with mock.patch.object(kernels, "_SMALL_SOFTMAX", most):
+      np.testing.assert_allclose(kernels.softmax(t, axis), e / e.sum(axis, keepdims=True), 1e-5)
   begin = [int(rng.integers(0, n)) for n in x.shape]
   sizes = [int(rng.integers(1, n - b + 1)) for n, b in zip(x.shape, begin)]
   part = x[tuple(slice(b, b + n) for b, n in zip(begin, sizes))]
@@ -183,7 +186,7 @@ def _operations(fn, *shapes):
     (lambda x, y: kernels.elementwise(tf.add, x, y), ([2, 1, 1, 1, 2, 1], [2] * 6), "AddV2"),
     (lambda x, y: kernels.where(tf.constant(True), x, y), ([2, 1] * 4, [1, 2] * 4), "SelectV2"),
     (lambda x: kernels.broadcast_to(x, [2] * 8), ([2, 1, 1, 2, 1, 1],), "BroadcastTo"),
-    (lambda x: kernels.softmax(x, 2), ([2] * 3,), "Softmax"),
+    (lambda x: kernels.softmax(x, 2), ([64] * 3,), "Softmax"),
     (lambda x: kernels.argmax(x, 3), ([2] * 7,), "Snapshot ArgMax"),
     (lambda x: kernels.pad(x, 3, 1, 1), ([2] * 8,), "Pad"),
     (lambda x: kernels.cut(x, [1] * 8, [1] * 8), ([2] * 8,), "Slice"),
@@ -193,6 +196,32 @@ def _operations(fn, *shapes):
 )
 def test_below_the_limits_nothing_is_added(fn, shapes, want):
   assert _operations(fn, *shapes) == want.split()
+
+
+@pytest.mark.parametrize(
+  "a,b,transpose_a,transpose_b,want",
+  [
+    # Vectors, small matrices, large ones, and a product without a batch.
+    ([64, 1, 64], [64, 128, 64], False, True, "BatchMatMulV3"),
+    ([64, 64, 128], [64, 64, 1], True, False, "BatchMatMulV3"),
+    ([8, 4, 16], [8, 16, 32], False, False, "BatchMatMulV3"),
+    ([8, 64, 32], [8, 32, 64], False, False, "BatchMatMulV2"),
+    ([1, 64], [64, 128], False, False, "MatMul"),
+  ],
+)
+def test_products_of_vectors_and_of_small_matrices_avoid_onednn(
+  a, b, transpose_a, transpose_b, want
+):
+  def product(x, y):
+    return kernels.matmul(x, y, transpose_a, transpose_b)
+
+  assert _operations(product, a, b) == [want]
+  rng = np.random.default_rng(0)
+  x, y = (rng.standard_normal(s).astype(np.float32) for s in (a, b))
+  expected = (np.swapaxes(x, -1, -2) if transpose_a else x) @ (
+    np.swapaxes(y, -1, -2) if transpose_b else y
+  )
+  np.testing.assert_allclose(product(tf.constant(x), tf.constant(y)), expected, 1e-4, 1e-4)
 
 
 # ------------------------------------------------------------- TensorFlow's graph optimizer

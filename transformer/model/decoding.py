@@ -218,8 +218,12 @@ def sample_autoregressive(
     )
   length_dim = partial_sequences.shape.dims[-1]
   priority = positions = mtf.range(partial_sequences.mesh, length_dim, dtype=tf.int32)
-  given = mtf.not_equal(partial_sequences, 0)
-  initial_position = mtf.reduce_sum(mtf.to_int32(given), reduced_dim=length_dim)
+  if options.has_partial_sequences:
+    given = mtf.not_equal(partial_sequences, 0)
+    initial_position = mtf.reduce_sum(mtf.to_int32(given), reduced_dim=length_dim)
+  else:
+    # One position for all rows: masks and relative biases are then made once, not for each.
+    initial_position = mtf.zeros(partial_sequences.mesh, mtf.Shape([]), tf.int32)
   if model.input_full_attention:
     # The given tokens, and the input that ends them, see each other.
     priority = positions * mtf.to_int32(mtf.greater(positions, initial_position))
@@ -246,7 +250,8 @@ def sample_autoregressive(
     logits, new_states = decoder.step(position, ids, states)
     new_token = _choose(logits, vocab_dim, options)
     # Beyond the end of the sequence the one-hot is zero.
-    ids += new_token * mtf.one_hot(position, length_dim, dtype=tf.int32)
+    here = mtf.one_hot(position, length_dim, dtype=tf.int32)
+    ids += mtf.multiply(new_token, here, output_shape=ids.shape)
     return [position + 1, ids, *new_states]
 
   _, outputs, *_ = mtf.while_loop(cond_fn, body_fn, [initial_position, partial_sequences, *states])
