@@ -54,7 +54,7 @@ class PieceSampler:
     # A word with the marks before it is cut alone, if no piece reaches into the next one.
     by_words = not any(re.search(f"[^{_MARK}]{_MARK}", piece) for piece in self._ids)
     self._unit = re.compile(f"{_MARK}*[^{_MARK}]+|{_MARK}+" if by_words else "(?s).+")
-    self._best_cut, self._lattice = _kept(self._best_cut), _kept(self._lattice)
+    self._kept_best_cut, self._kept_lattice = _kept(self._best_cut), _kept(self._lattice)
     self._cutter = self._unigram_cutter if unigram else self._bpe_cutter
 
   def sample(self, texts: Sequence[str], alpha: float, seed: Sequence[int]) -> list[list[int]]:
@@ -93,7 +93,7 @@ class PieceSampler:
     merges_left = _MergesLeft(alpha, rng)
 
     def cut(unit: str) -> list[int]:
-      ids, merges = self._best_cut(unit)
+      ids, merges = self._kept_best_cut(unit)
       if merges > merges_left.until_dropped:
         return self._merged(unit, merges_left.drops_next)
       merges_left.until_dropped -= merges
@@ -151,7 +151,7 @@ class PieceSampler:
     draws = _endless(rng.random)
 
     def cut(unit: str) -> list[int]:
-      lattice = self._lattice(unit, alpha)
+      lattice = self._kept_lattice(unit, alpha)
       backwards: list[list[int]] = []
       at = len(unit)
       while at:
@@ -197,8 +197,9 @@ class _MergesLeft:
   """
 
   def __init__(self, alpha: float, rng: np.random.Generator):
-    self._gaps = _endless(lambda size: rng.geometric(alpha, size) - 1) if alpha else None
-    self.until_dropped = next(self._gaps) if self._gaps else math.inf
+    never = itertools.repeat(math.inf)
+    self._gaps = _endless(lambda size: rng.geometric(alpha, size) - 1) if alpha else never
+    self.until_dropped = next(self._gaps)
 
   def drops_next(self) -> bool:
     """True if the next merge is dropped, which is counted."""
