@@ -92,7 +92,7 @@ def pack_dataset(
         f"pack_dataset: feature {k!r} must be a sequence of integers, and it is "
         f"{spec[k].dtype.name} of shape {spec[k].shape}"
       )
-  lengths = {k: _length_of("pack_dataset", length, k) for k in keys}
+  lengths = {k: length_of("pack_dataset", length, k) for k in keys}
 
   size = max(lengths.values())
 
@@ -132,7 +132,7 @@ def trim_and_pad_dataset(
   """
   spec = element_spec(dataset)
   keys = _check_keys("trim_and_pad_dataset", spec, feature_keys)
-  lengths = {k: _length_of("trim_and_pad_dataset", length, k) for k in keys}
+  lengths = {k: length_of("trim_and_pad_dataset", length, k) for k in keys}
   for k in keys:
     if spec[k].shape.rank == 0:
       raise DataError(f"trim_and_pad_dataset: feature {k!r} is a scalar")
@@ -315,7 +315,8 @@ def _check_keys(
   return keys
 
 
-def _length_of(what: str, length: Length, key: str) -> int:
+def length_of(what: str, length: Length, key: str) -> int:
+  """The length of a feature; `DataError` of the function `what` if there is none."""
   if not isinstance(length, Mapping):
     return int(length)
   if key not in length:
