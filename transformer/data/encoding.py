@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -64,6 +64,15 @@ def encode(vocabulary: Any, text: str | bytes, path: str) -> np.ndarray:
       "(0 is padding)"
     )
   return ids.astype(np.uint8 if size <= 2**8 else np.uint16 if size <= 2**16 else np.int32)
+
+
+def encode_in_groups(texts: Sequence[str], vocabulary: Vocabulary) -> Iterator[list[int]]:
+  """The ids of each text, without EOS."""
+  if not isinstance(vocabulary, PythonVocabulary):
+    yield from map(vocabulary.encode, texts)
+    return
+  for first in range(0, len(texts), _ROWS):
+    yield from vocabulary.encode_texts(texts[first : first + _ROWS])
 
 
 def encode_documents(

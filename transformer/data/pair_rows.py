@@ -22,7 +22,7 @@ from mesh_settings.rules import FRACTION, one_of
 from mesh_tensorflow.errors import ConfigError, DataError
 from mesh_tensorflow.training.input_shards import BatchRows
 from mesh_tensorflow.transformer.data import packing
-from mesh_tensorflow.transformer.data.encoding import check_known, vocabulary_of
+from mesh_tensorflow.transformer.data.encoding import check_known, encode_in_groups, vocabulary_of
 from mesh_tensorflow.transformer.data.files.arguments import argument
 from mesh_tensorflow.transformer.data.options import ByNumber
 from mesh_tensorflow.transformer.data.vocabularies.base import EOS_ID
@@ -240,7 +240,7 @@ def _encoded(
 ) -> Iterable[np.ndarray]:
   """The ids of texts, each with EOS."""
   if epoch is None:
-    rows: Iterable[Any] = map(vocabulary.encode, texts)
+    rows: Iterable[Any] = encode_in_groups(texts, vocabulary)
   elif hasattr(vocabulary, "sample"):
     rows = vocabulary.sample(texts, options.sampled_pieces, (options.order_seed, epoch))
   else:

@@ -134,7 +134,9 @@ class SentencePieceVocabulary(PythonVocabulary):
 
   def encode_texts(self, texts: Sequence[str]) -> list[list[int]]:
     texts = [self._in_words(text) for text in texts]
-    rows: list[list[int]] = self._processor.encode(texts)
+    # For one text SentencePiece's threads take longer than the text.
+    encode = self._processor.encode
+    rows: list[list[int]] = encode(texts) if len(texts) > 1 else [encode(t) for t in texts]
     if len(self._told) < _TOLD:
       for text, ids in zip(texts, rows):
         if UNK_ID in ids:
