@@ -141,17 +141,21 @@ def trim_and_pad_dataset(
 
   @not_converted
   def fit(examples: dict[str, tf.Tensor]) -> dict[str, tf.Tensor]:
-    return {k: _trim_and_pad(v, lengths[k]) if k in lengths else v for k, v in examples.items()}
+    return {**examples, **{k: _trim_and_pad(examples[k], n) for k, n in lengths.items()}}
 
+  @not_converted
   def fit_one(example: dict[str, tf.Tensor]) -> dict[str, tf.Tensor]:
-    return {k: v[0] for k, v in fit({k: v[tf.newaxis] for k, v in example.items()}).items()}
+    fitted = {k: _trim_and_pad(example[k][tf.newaxis], n)[0] for k, n in lengths.items()}
+    return {**example, **fitted}
 
   # A group may have what is of one shape but for an axis that becomes so, and not empty: TensorFlow
   # crashes where it takes such tensors apart.
   if all(v.shape[k in lengths :].num_elements() for k, v in spec.items()):
-    groups = dataset.padded_batch(GROUP).map(fit, num_parallel_calls=tf.data.AUTOTUNE)
+    # The map makes tensors of what is ragged in the specification alone, as rows of ragged tensors.
+    groups = dataset.map(not_converted(dict)).padded_batch(GROUP)
+    groups = groups.map(fit, num_parallel_calls=tf.data.AUTOTUNE)
     return counted_as(groups.unbatch(), dataset)
-  return dataset.map(not_converted(fit_one), num_parallel_calls=tf.data.AUTOTUNE)
+  return dataset.map(fit_one, num_parallel_calls=tf.data.AUTOTUNE)
 
 
 def _trim_and_pad(x: tf.Tensor, length: int) -> tf.Tensor:
@@ -169,9 +173,9 @@ def _trim_and_pad(x: tf.Tensor, length: int) -> tf.Tensor:
 
 def counted_as(dataset: tf.data.Dataset, other: tf.data.Dataset) -> tf.data.Dataset:
   """The data set with the cardinality of another one, which is lost in groups, if that is known."""
-  cardinality = other.cardinality()
-  if cardinality == tf.data.UNKNOWN_CARDINALITY:
-    return dataset
+  cardinality = tf.get_static_value(other.cardinality())
+  if cardinality is None or cardinality == tf.data.UNKNOWN_CARDINALITY:
+    return dataset  # None: within a function of a data set.
   return dataset.apply(tf.data.experimental.assert_cardinality(cardinality))
 
 
