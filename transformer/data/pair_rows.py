@@ -74,12 +74,8 @@ def dataset(texts: Sequence[tuple[str, str]], options: Pairs, what: str) -> tf.d
     ConfigError: a length is missing.
     DataError: a pair is too long, or nothing is left.
   """
-  lengths, seed, skip, pack = (
-    options.lengths(*FEATURES),
-    options.order_seed,
-    options.skip,
-    options.pack,
-  )
+  lengths, skip, pack = options.lengths(*FEATURES), options.skip, options.pack
+  seed = _seed(options)
   epochs = _epochs(texts, options, what)
   needed_rows = options.needed or BatchRows(1, (0,))
 
@@ -173,7 +169,8 @@ class _EncodedPairs:
     self.count = len(parts["targets"])
     if not self.count:
       raise DataError(
-        f"{what}: all {len(texts)} pairs have more tokens than sequence_length {lengths}"
+        f"{what}: all {len(texts)} pairs have more tokens than sequence_length {lengths}; use "
+        "too_long 'truncate', or longer sequences"
       )
     self._sizes = {k: np.array([len(p) for p in parts[k]], np.int64) for k in FEATURES}
     self._starts = {k: np.cumsum(self._sizes[k]) - self._sizes[k] for k in FEATURES}
@@ -235,6 +232,11 @@ class _EncodedPairs:
     return result
 
 
+def _seed(options: Pairs) -> int:
+  """The seed of the order; not negative, as NumPy's generators take it."""
+  return options.order_seed % 2**64
+
+
 def _encoded(
   vocabulary: Any, texts: Sequence[str], options: Pairs, epoch: int | None
 ) -> Iterable[np.ndarray]:
@@ -242,7 +244,7 @@ def _encoded(
   if epoch is None:
     rows: Iterable[Any] = encode_in_groups(texts, vocabulary)
   elif hasattr(vocabulary, "sample"):
-    rows = vocabulary.sample(texts, options.sampled_pieces, (options.order_seed, epoch))
+    rows = vocabulary.sample(texts, options.sampled_pieces, (_seed(options), epoch))
   else:
     raise ConfigError(
       f"sampled_pieces = {options.sampled_pieces}: {type(vocabulary).__name__} has no pieces to "

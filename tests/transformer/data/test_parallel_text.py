@@ -262,6 +262,15 @@ def test_sampled_pieces_are_of_the_same_texts(folder, pieces, request):
   assert best == read_rows(100, split="validation")
 
 
+def test_a_seed_may_be_negative(folder, pieces):
+  read_rows = [
+    rows(read(folder, vocabulary=pieces, seed=seed, sampled_pieces=alpha).take(5))
+    for seed in (-3, 3)
+    for alpha in (0.0, 0.3)
+  ]
+  assert all(a != b for a, b in itertools.combinations(read_rows, 2))
+
+
 def test_pieces_are_sampled_from_a_vocabulary_that_has_them(folder):
   with pytest.raises(errors.ConfigError, match="CharacterVocabulary has no pieces to choose from"):
     read(folder, sampled_pieces=0.1)
