@@ -62,7 +62,7 @@ _BROKEN = "the chain"  # Of a chain that cannot go on.
 _NUMBER = re.compile(r"(?<![\w.])-?\d+\.?\d*(?:e[-+]?\d+)?(?![\w.])")
 _TIMED = (
   *("time", "tokens_per_second", "steps_per_second", "flops_utilization", "memory_bytes"),
-  *("seconds", "examples_per_second"),
+  *("seconds", "examples_per_second", "input_wait"),
 )
 
 
@@ -96,7 +96,10 @@ class Masks:
       (r"\b[\d.,]+ ?(s|ms|min|minutes?|seconds?|h|hours?)\b", r"<time> \1"),
       (r"\b[\d.,]+ (tokens|steps|examples|scans|inputs|lines|texts)/s", r"<speed> \1/s"),
       (r"\b[\d.,]+ ?% of (the )?peak", "<part> of the peak"),
-      (r'"(memory_bytes|tokens_per_second|flops_utilization)": [\d.e+-]+', r'"\1": <speed>'),
+      (
+        r'"(memory_bytes|tokens_per_second|input_wait|flops_utilization)": [\d.e+-]+',
+        r'"\1": <speed>',
+      ),
       (r"[\d.,]+ [kMGT]?FLOP/s", "<speed> FLOP/s"),
       (r"[ \t]+$", ""),
       (r"(?<=\S) {2,}", " "),

@@ -306,7 +306,7 @@ class TrainingLoop:
         self._save_what_is_due(stop, start, last)
       count = last - start if early is None else 0
       reading = self.program.reading(batches.calls(count, per_call, most))
-      for values in progress.first_of("data", reading):
+      for values in progress.inputs("data", reading):
         before = self.state.step
         if before == start:
           if start == source.first:

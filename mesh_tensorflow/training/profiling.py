@@ -15,6 +15,7 @@ from typing import Any
 import tensorflow as tf
 
 from mesh_tensorflow.checkpoint import folder as folder_lib
+from mesh_tensorflow.environment.protobuf import fields
 from mesh_tensorflow.training import model_files
 
 # "in/einsum/MatMul:MatMul": a name in the graph, and the type of the operation.
@@ -93,45 +94,22 @@ def _events(profile: memoryview) -> Iterator[tuple[str, float]]:
   The fields are those of tsl/profiler/protobuf/xplane.proto: XSpace.planes 1; XPlane.lines 3,
   event_metadata 4; XLine.events 4; XEvent.metadata_id 1, duration_ps 3; XEventMetadata.name 2.
   """
-  for number, plane in _fields(profile):
+  for number, plane in fields(profile):
     if number != 1:
       continue
     names: dict[int, str] = {}
     lines = []
-    for field, value in _fields(plane):
+    for field, value in fields(plane):
       if field == 3:
         lines.append(value)
       elif field == 4:
-        entry = dict(_fields(value))
-        names[entry.get(1, 0)] = bytes(dict(_fields(entry[2])).get(2, b"")).decode(errors="replace")
+        entry = dict(fields(value))
+        names[entry.get(1, 0)] = bytes(dict(fields(entry[2])).get(2, b"")).decode(errors="replace")
     for line in lines:
-      for field, value in _fields(line):
+      for field, value in fields(line):
         if field == 4:
-          event = dict(_fields(value))
+          event = dict(fields(value))
           yield names.get(event.get(1, 0), ""), event.get(3, 0) * 1e-12
-
-
-def _fields(message: Any) -> Iterator[tuple[int, Any]]:
-  """Number and value of each field of a protocol buffer, as it is encoded."""
-  i = 0
-  while i < len(message):
-    key, i = _varint(message, i)
-    kind = key & 7
-    if kind == 0:
-      value, i = _varint(message, i)
-    else:
-      size, i = _varint(message, i) if kind == 2 else ({1: 8, 5: 4}[kind], i)
-      value, i = message[i : i + size], i + size
-    yield key >> 3, value
-
-
-def _varint(message: Any, i: int) -> tuple[int, int]:
-  value = shift = 0
-  while True:
-    byte = message[i]
-    value, i, shift = value | (byte & 127) << shift, i + 1, shift + 7
-    if byte < 128:
-      return value, i
 
 
 def table(title: str, entries: list[Entry], steps: int, rows: int) -> str:

@@ -285,6 +285,7 @@ class TrainingProgress:
     self._skipped = 0
     self._started = self._call_started = self._window_started = time.perf_counter()
     self._start: dict[str, float] = {}
+    self._waited = 0.0  # Seconds for input, since the last line.
     self._window_step = first_step
 
   @property
@@ -388,7 +389,7 @@ class TrainingProgress:
       self.line(f"{head}the first step is done, after {after}{skipped}")
     else:
       rate = max(step - self._window_step, 1) / seconds
-      told |= self.rates.of(rate)
+      told |= self.rates.of(rate) | {"input_wait": self._waited}
       left = duration((self._last_step - step) / rate)
       unit = self.rates.unit
       self.line(f"{head}{told[f'{unit}_per_second']:,.0f} {unit}/s  {left} left{skipped}")
@@ -402,7 +403,7 @@ class TrainingProgress:
         norm = None  # Of a step that was skipped: the line has told so.
       for text in self._watch.look(step, loss, learning_rate, norm):
         _LOG.warning("%s", text)
-    self._window = []
+    self._window, self._waited = [], 0.0
     self._window_started, self._window_step = now, step
 
   @contextlib.contextmanager
@@ -416,18 +417,21 @@ class TrainingProgress:
     yield
     self._start[name] = self._start.get(name, 0.0) + time.perf_counter() - began
 
-  def first_of(self, name: str, elements: Iterable[_Element]) -> Iterator[_Element]:
-    """Yields elements; waiting for the first is a part of the start.
+  def inputs(self, name: str, elements: Iterable[_Element]) -> Iterator[_Element]:
+    """Yields inputs; waiting for the first is a part of the start, for others it is reported.
 
     Args:
       name: what takes the time.
-      elements: what is yielded.
+      elements: the inputs of calls of the program.
     """
     iterator = iter(elements)
     with self.starting(name):
-      first = list(itertools.islice(iterator, 1))
-    yield from first
-    yield from iterator
+      found = list(itertools.islice(iterator, 1))
+    while found:
+      yield found[0]
+      began = time.perf_counter()
+      found = list(itertools.islice(iterator, 1))
+      self._waited += time.perf_counter() - began
 
   def restart_clock(self) -> None:
     """Restarts the clock, so that tracing, evaluation or a checkpoint do not count in the speed."""

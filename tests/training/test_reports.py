@@ -158,6 +158,24 @@ def test_the_speed_is_without_what_is_left_out(monkeypatch, tmp_path):
   assert report["flops_utilization"] == pytest.approx(0.5)
 
 
+def test_seconds_that_training_waits_for_input(monkeypatch, tmp_path):
+  now = [0.0]
+  monkeypatch.setattr(progress.time, "perf_counter", lambda: now[0])
+
+  def slow():
+    for seconds in (50.0, 0.5, 0.0, 2.0):
+      now[0] += seconds
+      yield seconds
+    now[0] += 7.0  # To find out that it has ended.
+
+  told = progress.TrainingProgress(0, 4, 10, 2, str(tmp_path), quiet=True)
+  for step, _ in enumerate(told.inputs("data", slow()), 1):
+    now[0] += 1.0  # The step.
+    told.update(step, [1.0])
+  reports = {r["step"]: r.get("input_wait") for r in model_files.read_metrics(str(tmp_path))}
+  assert reports == {1: None, 2: 0.5, 4: 2.0}  # What comes before the first step is the start.
+
+
 def test_no_utilization_above_1_is_told(caplog):
   draw = random.Random(5)
   above = 0

@@ -11,7 +11,7 @@ import gin
 import tensorflow as tf
 
 from mesh_tensorflow.arguments.declared import affects
-from mesh_tensorflow.transformer.data.encoding import vocabulary_of
+from mesh_tensorflow.transformer.data.encoding import encode_features, vocabulary_of
 from mesh_tensorflow.transformer.data.packing import Length, trim_and_pad_dataset
 from mesh_tensorflow.transformer.data.sources import read_pairs
 from mesh_tensorflow.transformer.data.stream_readers import load_text_pairs
@@ -159,18 +159,13 @@ def text_pairs(
     keys, sequence_length
   )  # fmt: skip
 
-  def encode(example: dict[str, tf.Tensor]) -> dict[str, tf.Tensor]:
-    result = {f"{k}_pretokenized": example[k] for k in keys}
-    for k in keys:
-      ids = tf.cast(vocabulary_of(k, vocabulary).encode_tf(example[k]), tf.int32)
-      longest = lengths[k]
-      if longest:
-        # Room for the EOS: what is cut ends, too.
-        ids = ids[: longest - 1]
-      result[k] = tf.concat([ids, [EOS_ID]], 0)
-    return result
-
-  dataset = texts.map(encode, num_parallel_calls=tf.data.AUTOTUNE)
+  dataset = encode_features(
+    texts.map(lambda example: {**example, **{f"{k}_pretokenized": example[k] for k in keys}}),
+    {k: vocabulary_of(k, vocabulary) for k in keys},
+    eos_id=EOS_ID,
+    # Room for the EOS: what is cut ends, too.
+    most=None if sequence_length is None else {k: n - 1 for k, n in lengths.items() if n},
+  )
   if sequence_length is None:
     return dataset
   return trim_and_pad_dataset(dataset, sequence_length, feature_keys=keys)

@@ -18,6 +18,9 @@ from mesh_tensorflow.environment.tensorflow_mode import not_converted
 from mesh_tensorflow.errors import DataError
 from mesh_tensorflow.transformer.data.vocabularies.base import EOS_ID
 
+# Examples that one call of a graph cuts or pads: a call takes 20 microseconds, an example less.
+GROUP = 64
+
 # What one length for all features, or one for each, looks like.
 Length = int | Mapping[str, int]
 
@@ -89,18 +92,25 @@ def pack_dataset(
         f"pack_dataset: feature {k!r} must be a sequence of integers, and it is "
         f"{spec[k].dtype.name} of shape {spec[k].shape}"
       )
-  lengths = {k: _length_of("pack_dataset", length, k) for k in keys}
+  lengths = {k: length_of("pack_dataset", length, k) for k in keys}
+
+  size = max(lengths.values())
 
   @not_converted
-  def cut(example: dict[str, tf.Tensor]) -> dict[str, tf.Tensor]:
-    return {k: tf.cast(example[k][: lengths[k]], tf.int32) for k in keys}
+  def cut(examples: dict[str, tf.Tensor]) -> dict[str, tf.Tensor]:
+    # With a column more, as TensorFlow crashes where it takes empty tensors apart.
+    columns = {k: tf.pad(examples[k], [[0, 0], [0, 1]])[:, : lengths[k]] for k in keys}
+    return {k: tf.cast(v, tf.int32) for k, v in columns.items()}
 
   @not_converted
   def pack(examples: dict[str, tf.Tensor]) -> dict[str, tf.Tensor]:
     return pack_group(examples, lengths)
 
-  dataset = dataset.map(cut, num_parallel_calls=tf.data.AUTOTUNE)
-  dataset = dataset.padded_batch(max(lengths.values()), {k: [None] for k in keys})
+  dataset = dataset.map(not_converted(lambda example: {k: example[k] for k in keys}))
+  # Cut in smaller groups than are packed: one long example makes all of its group as long.
+  dataset = dataset.padded_batch(min(size, GROUP)).map(cut, num_parallel_calls=tf.data.AUTOTUNE)
+  # Zeros behind an example do not count, and are not taken off before.
+  dataset = dataset.unbatch().padded_batch(size, {k: [None] for k in keys})
   return dataset.map(pack, num_parallel_calls=tf.data.AUTOTUNE).unbatch()
 
 
@@ -122,28 +132,51 @@ def trim_and_pad_dataset(
   """
   spec = element_spec(dataset)
   keys = _check_keys("trim_and_pad_dataset", spec, feature_keys)
-  lengths = {k: _length_of("trim_and_pad_dataset", length, k) for k in keys}
+  lengths = {k: length_of("trim_and_pad_dataset", length, k) for k in keys}
   for k in keys:
     if spec[k].shape.rank == 0:
       raise DataError(f"trim_and_pad_dataset: feature {k!r} is a scalar")
+  if all(spec[k].shape[:1] == [lengths[k]] for k in keys):
+    return dataset  # As packed rows are.
 
   @not_converted
-  def fit(example: dict[str, tf.Tensor]) -> dict[str, tf.Tensor]:
-    return {k: _trim_and_pad(v, lengths[k]) if k in lengths else v for k, v in example.items()}
+  def fit(examples: dict[str, tf.Tensor]) -> dict[str, tf.Tensor]:
+    return {**examples, **{k: _trim_and_pad(examples[k], n) for k, n in lengths.items()}}
 
-  return dataset.map(fit, num_parallel_calls=tf.data.AUTOTUNE)
+  @not_converted
+  def fit_one(example: dict[str, tf.Tensor]) -> dict[str, tf.Tensor]:
+    fitted = {k: _trim_and_pad(example[k][tf.newaxis], n)[0] for k, n in lengths.items()}
+    return {**example, **fitted}
+
+  # A group may have what is of one shape but for an axis that becomes so, and not empty: TensorFlow
+  # crashes where it takes such tensors apart.
+  if all(v.shape[k in lengths :].num_elements() for k, v in spec.items()):
+    # The map makes tensors of what is ragged in the specification alone, as rows of ragged tensors.
+    groups = dataset.map(not_converted(dict)).padded_batch(GROUP)
+    groups = groups.map(fit, num_parallel_calls=tf.data.AUTOTUNE)
+    return counted_as(groups.unbatch(), dataset)
+  return dataset.map(fit_one, num_parallel_calls=tf.data.AUTOTUNE)
 
 
 def _trim_and_pad(x: tf.Tensor, length: int) -> tf.Tensor:
-  inner = x.shape[1:]
-  x = x[:length]
-  missing = length - tf.shape(x)[0]
+  """Examples [n, any, ...] as [n, length, ...]."""
+  outer, inner = x.shape[:1], x.shape[2:]
+  x = x[:, :length]
+  missing = length - tf.shape(x)[1]
   if x.dtype == tf.string:  # tf.pad has no kernel for strings.
-    padding = tf.fill(tf.concat([[missing], tf.shape(x)[1:]], 0), "")
-    x = tf.concat([x, padding], 0)
+    padding = tf.fill(tf.concat([tf.shape(x)[:1], [missing], tf.shape(x)[2:]], 0), "")
+    x = tf.concat([x, padding], 1)
   else:
-    x = tf.pad(x, [[0, missing]] + [[0, 0]] * inner.rank)
-  return tf.ensure_shape(x, [length, *inner])
+    x = tf.pad(x, [[0, 0], [0, missing]] + [[0, 0]] * inner.rank)
+  return tf.ensure_shape(x, [*outer, length, *inner])
+
+
+def counted_as(dataset: tf.data.Dataset, other: tf.data.Dataset) -> tf.data.Dataset:
+  """The data set with the cardinality of another one, which is lost in groups, if that is known."""
+  cardinality = tf.get_static_value(other.cardinality())
+  if cardinality is None or cardinality == tf.data.UNKNOWN_CARDINALITY:
+    return dataset  # None: within a function of a data set.
+  return dataset.apply(tf.data.experimental.assert_cardinality(cardinality))
 
 
 def ensure_dataset_eos(
@@ -175,14 +208,12 @@ def ensure_dataset_eos(
 def pack_group(
   examples: Mapping[str, tf.Tensor], lengths: Mapping[str, int]
 ) -> dict[str, tf.Tensor]:
-  """Packs a group of examples in order, as graph operations.
-
-  Only the step from one row to the next is sequential; the tokens are moved by one scatter for
-  each feature.
+  """Packs a group of examples in order, as graph operations without a loop.
 
   Args:
-    examples: for each key int32 [n, any], zero-padded. An example's sequence is its first k
-      elements, where k, which must not exceed the length, counts its non-zero elements.
+    examples: for each key int32 [n, any], zero-padded; n is at most the largest length. An
+      example's sequence is its first k elements, where k, which must not exceed the length, counts
+      its non-zero elements.
     lengths: the row length of each key.
 
   Returns:
@@ -192,7 +223,8 @@ def pack_group(
   sizes = tf.stack(
     [tf.math.count_nonzero(examples[k], axis=1, dtype=tf.int32) for k in keys], axis=1
   )  # [n, keys]
-  rows, starts = _choose_rows(sizes, tf.constant([lengths[k] for k in keys], tf.int32))
+  row_lengths = tf.constant([lengths[k] for k in keys], tf.int32)
+  rows, starts = _choose_rows(sizes, row_lengths, max(lengths.values()))
   num_rows = rows[-1] + 1
   packed = {}
   for i, key in enumerate(keys):
@@ -222,8 +254,8 @@ def segmentation(tokens: tf.Tensor, position: tf.Tensor) -> tf.Tensor:
   return tf.cumsum(starts, axis=1) * tf.cast(tf.not_equal(tokens, 0), tf.int32)
 
 
-def _choose_rows(sizes: tf.Tensor, lengths: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-  """The row (int32 [n]) and the offsets in it (int32 [n, keys]) of examples of given sizes."""
+def _choose_rows(sizes: tf.Tensor, lengths: tf.Tensor, most: int) -> tuple[tf.Tensor, tf.Tensor]:
+  """The row (int32 [n]) and the offsets in it (int32 [n, keys]) of at most `most` examples."""
   n = tf.shape(sizes)[0]
   total = tf.pad(tf.cumsum(sizes), [[1, 0], [0, 0]])  # [n + 1, keys]: tokens before an example
   # If a row began with example i, the first example that does not fit would be end[i].
@@ -231,13 +263,11 @@ def _choose_rows(sizes: tf.Tensor, lengths: tf.Tensor) -> tuple[tf.Tensor, tf.Te
   end = tf.searchsorted(tf.transpose(total), limit, side="right") - 1
   # All features must fit: the first that does not decides.
   end = tf.reduce_min(end, axis=0)
-  _, num_rows, first = tf.while_loop(
-    lambda i, *_: i < n,
-    lambda i, row, first: (tf.gather(end, i), row + 1, first.write(row, i)),
-    (0, 0, tf.TensorArray(tf.int32, n, element_shape=[])),
-    parallel_iterations=1,
-  )
-  first = first.stack()[:num_rows]
+  # Where rows begin: the first ones from 0 on, then as many again, by jumps of so many rows.
+  jump, first = tf.concat([end, [n]], 0), tf.zeros([1], tf.int32)
+  for _ in range(most.bit_length()):
+    first = tf.concat([first, tf.gather(jump, first)], 0)
+    jump = tf.gather(jump, jump)
   rows = tf.searchsorted(first, tf.range(n), side="right") - 1
   return rows, total[:-1] - tf.gather(total, tf.gather(first, rows))
 
@@ -289,7 +319,8 @@ def _check_keys(
   return keys
 
 
-def _length_of(what: str, length: Length, key: str) -> int:
+def length_of(what: str, length: Length, key: str) -> int:
+  """The length of a feature; `DataError` of the function `what` if there is none."""
   if not isinstance(length, Mapping):
     return int(length)
   if key not in length:

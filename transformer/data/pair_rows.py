@@ -22,7 +22,7 @@ from mesh_settings.rules import FRACTION, one_of
 from mesh_tensorflow.errors import ConfigError, DataError
 from mesh_tensorflow.training.input_shards import BatchRows
 from mesh_tensorflow.transformer.data import packing
-from mesh_tensorflow.transformer.data.encoding import check_known, vocabulary_of
+from mesh_tensorflow.transformer.data.encoding import check_known, encode_in_groups, vocabulary_of
 from mesh_tensorflow.transformer.data.files.arguments import argument
 from mesh_tensorflow.transformer.data.options import ByNumber
 from mesh_tensorflow.transformer.data.vocabularies.base import EOS_ID
@@ -74,12 +74,8 @@ def dataset(texts: Sequence[tuple[str, str]], options: Pairs, what: str) -> tf.d
     ConfigError: a length is missing.
     DataError: a pair is too long, or nothing is left.
   """
-  lengths, seed, skip, pack = (
-    options.lengths(*FEATURES),
-    options.order_seed,
-    options.skip,
-    options.pack,
-  )
+  lengths, skip, pack = options.lengths(*FEATURES), options.skip, options.pack
+  seed = _seed(options)
   epochs = _epochs(texts, options, what)
   needed_rows = options.needed or BatchRows(1, (0,))
 
@@ -173,7 +169,8 @@ class _EncodedPairs:
     self.count = len(parts["targets"])
     if not self.count:
       raise DataError(
-        f"{what}: all {len(texts)} pairs have more tokens than sequence_length {lengths}"
+        f"{what}: all {len(texts)} pairs have more tokens than sequence_length {lengths}; use "
+        "too_long 'truncate', or longer sequences"
       )
     self._sizes = {k: np.array([len(p) for p in parts[k]], np.int64) for k in FEATURES}
     self._starts = {k: np.cumsum(self._sizes[k]) - self._sizes[k] for k in FEATURES}
@@ -235,14 +232,19 @@ class _EncodedPairs:
     return result
 
 
+def _seed(options: Pairs) -> int:
+  """The seed of the order; not negative, as NumPy's generators take it."""
+  return options.order_seed % 2**64
+
+
 def _encoded(
   vocabulary: Any, texts: Sequence[str], options: Pairs, epoch: int | None
 ) -> Iterable[np.ndarray]:
   """The ids of texts, each with EOS."""
   if epoch is None:
-    rows: Iterable[Any] = map(vocabulary.encode, texts)
+    rows: Iterable[Any] = encode_in_groups(texts, vocabulary)
   elif hasattr(vocabulary, "sample"):
-    rows = vocabulary.sample(texts, options.sampled_pieces, (options.order_seed, epoch))
+    rows = vocabulary.sample(texts, options.sampled_pieces, (_seed(options), epoch))
   else:
     raise ConfigError(
       f"sampled_pieces = {options.sampled_pieces}: {type(vocabulary).__name__} has no pieces to "

@@ -28,7 +28,13 @@ from mesh_tensorflow.transformer.data.encoding import (
 from mesh_tensorflow.transformer.data.files import records, text_files
 from mesh_tensorflow.transformer.data.files.arguments import argument
 from mesh_tensorflow.transformer.data.options import MODULE, Examples, reader
-from mesh_tensorflow.transformer.data.packing import Length, pack_or_pad
+from mesh_tensorflow.transformer.data.packing import (
+  GROUP,
+  Length,
+  counted_as,
+  length_of,
+  pack_or_pad,
+)
 from mesh_tensorflow.transformer.data.vocabularies.base import EOS_ID
 
 _ONE_EPOCH = "do not repeat: the trainer asks for it, and repeats by itself."
@@ -127,12 +133,16 @@ def packed_parallel_tsv_dataset(options: ParallelTsv) -> tf.data.Dataset:
     columns = tf.io.decode_csv(line, ["", ""], field_delim="\t", use_quote_delim=False)
     return dict(zip(("inputs", "targets"), columns))
 
-  def end(ids: tf.Tensor) -> tf.Tensor:
-    return with_eos(ids, options.eos_id) if options.append_eos else ids
-
-  vocabularies = {k: vocabulary_of(k, options.vocabulary) for k in ("inputs", "targets")}
+  keys = ("inputs", "targets")
   texts = options.dataset.map(split, num_parallel_calls=tf.data.AUTOTUNE)
-  dataset = encode_features(texts, vocabularies, end)
+  dataset = encode_features(
+    texts,
+    {k: vocabulary_of(k, options.vocabulary) for k in keys},
+    eos_id=options.eos_id if options.append_eos else None,
+    dtype=tf.int64 if options.append_eos else tf.int32,
+    # Whole, where their sizes matter.
+    most=None if options.max_encoded_len else options.lengths(*keys),
+  )
   if options.max_encoded_len:
     dataset = dataset.filter(
       lambda ex: (
@@ -176,15 +186,21 @@ def pretokenized_tfrecord_dataset(
   if repeat:
     dataset = dataset.repeat()
   keys = ["targets"] if text2self else ["inputs", "targets"]
-  features = {k: tf.io.VarLenFeature(tf.int64) for k in keys}
+  features = {k: tf.io.RaggedFeature(tf.int64) for k in keys}
+  lengths = {k: length_of("pretokenized_tfrecord_dataset", sequence_length, k) for k in keys}
 
-  def decode(record: tf.Tensor) -> dict[str, tf.Tensor]:
-    parsed = tf.io.parse_single_example(record, features)
-    ids = {k: parsed[k].values + vocab_shift for k in keys}
-    return ids if eos_included else {k: with_eos(v) for k, v in ids.items()}
+  def decode(group: tf.Tensor) -> dict[str, tf.Tensor]:
+    result = {}
+    for k, ids in tf.io.parse_example(group, features).items():
+      # What would be cut later is cut here, and zeros stand behind shorter sequences.
+      result[k] = (ids + vocab_shift).to_tensor(shape=[None, lengths[k]])
+      if not eos_included:
+        is_end = tf.range(lengths[k]) == ids.row_lengths()[:, tf.newaxis]
+        result[k] = tf.where(is_end, tf.constant(EOS_ID, tf.int64), result[k])
+    return result
 
-  dataset = dataset.map(decode, num_parallel_calls=tf.data.AUTOTUNE)
-  return pack_or_pad(dataset, sequence_length)
+  groups = dataset.batch(GROUP).map(decode, num_parallel_calls=tf.data.AUTOTUNE)
+  return pack_or_pad(counted_as(groups.unbatch(), dataset), sequence_length)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -338,7 +354,7 @@ def untokenized_tfds_dataset(options: UntokenizedTfds) -> tf.data.Dataset:
     dataset = _renamed(dataset, name, names)
   else:
     dataset = load_text_pairs(*where, inputs, targets, one_epoch=options.one_epoch)
-  dataset = encode_all_features(dataset, options.vocabulary)
+  dataset = encode_all_features(dataset, options.vocabulary, options.sequence_length)
   return pack_or_pad(dataset, options.sequence_length, pack=options.pack)
 
 

@@ -206,6 +206,26 @@ def test_trim_and_pad_any_rank_and_dtype():
     ds.trim_and_pad_dataset(dataset, 4)
 
 
+def test_many_examples_are_padded_in_groups():
+  """Also rows of ragged tensors, and beside features of any length, which share no group."""
+  sequences = [list(range(1, i % 7 + 1)) for i in range(150)]
+  padded = [(x + [0] * 4)[:4] for x in sequences]
+  ragged = tf.data.Dataset.from_tensor_slices({"x": tf.ragged.constant(sequences)})
+  out = ds.trim_and_pad_dataset(ragged, 4)
+  assert out.element_spec == {"x": tf.TensorSpec([4], tf.int32)} and out.cardinality() == 150
+  assert [r["x"] for r in rows(out)] == padded
+  assert [r["x"] for r in rows(ds.trim_and_pad_dataset(out, 4))] == padded
+  assert [r["x"] for r in rows(ds.pack_dataset(ragged.skip(1).take(2), 4))] == [[1, 1, 2, 0]]
+  mixed = make([{"x": x, "other": x[::-1]} for x in sequences])
+  out = rows(ds.trim_and_pad_dataset(mixed, 4, feature_keys=["x"]))
+  assert [r["x"] for r in out] == padded and [r["other"][::-1] for r in out] == sequences
+  beside = tf.data.Dataset.zip((mixed, tf.data.Dataset.range(150))).map(
+    lambda x, n: {"x": x["x"], "n": n}
+  )
+  out = rows(ds.trim_and_pad_dataset(beside, 4, feature_keys=["x"]))
+  assert [r["x"] for r in out] == padded and [r["n"] for r in out] == list(range(150))
+
+
 def test_ensure_dataset_eos():
   dataset = make([{"x": [2, 7], "y": [7]}, {"x": [2, 0], "y": [1]}, {"x": [1, -4], "y": [2]}])
   out = rows(ds.ensure_dataset_eos(dataset, ["x"]))
@@ -276,6 +296,20 @@ def test_pretokenized_t2t_dataset(tmp_path):
   write_records(tmp_path / "ende-train-0", [{"inputs": [5, 1], "targets": [7, 1]}])
   endless = ds.pretokenized_t2t_dataset(**{**kwargs, "sequence_length": 2})
   assert [r["inputs"] for r in rows(endless.take(3))] == [[5, 1]] * 3
+
+
+@pytest.mark.parametrize("eos_included", [True, False])
+def test_many_records_are_cut_and_packed(tmp_path, eos_included):
+  ids = [list(range(1, i % 11 + 1)) for i in range(150)]
+  write_records(tmp_path / "ende-dev-0", [{"inputs": x, "targets": x[::2]} for x in ids])
+  found = ds.pretokenized_t2t_dataset(
+    dataset_name="ende", data_dir=str(tmp_path), dataset_split="dev", vocab_shift=5,
+    eos_included=eos_included, sequence_length={"inputs": 8, "targets": 9},
+  )  # fmt: skip
+  end = [] if eos_included else [1]
+  shifted = [[i + 5 for i in x] for x in ids]
+  examples = [{"inputs": x + end, "targets": x[::2] + end} for x in shifted]
+  assert rows(found) == packed_in_python(examples, {"inputs": 8, "targets": 9})
 
 
 @pytest.fixture

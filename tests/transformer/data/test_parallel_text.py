@@ -230,7 +230,7 @@ def pieces(request, folder):
   )
 
 
-def test_sampled_pieces_are_of_the_same_texts(folder, pieces):
+def test_sampled_pieces_are_of_the_same_texts(folder, pieces, request):
   """In each epoch each pair once, in other pieces; what row n is depends on n and the seed."""
   expected = sorted(sources.read_pairs(FILES, "train", str(folder)))
 
@@ -246,13 +246,29 @@ def test_sampled_pieces_are_of_the_same_texts(folder, pieces):
   assert sorted(found[:100]) == expected
   assert sorted(found[100:200]) == expected
   ahead = read_rows(5, skip=len(cuts) - 2, sampled_pieces=0.3)
-  assert ahead[:2] == cuts[-2:]
+  assert len(ahead) == 5 and ahead[:2] == cuts[-2:]
   assert read_rows(5, seed=4, sampled_pieces=0.3) != cuts[:5]
+  # The pieces of all pairs, of two epochs and of one without sampling.
+  ids = [pair for row in (*cuts, *read_rows(100)) for pair in pairs_of(row, tuple)]
+  epochs = [sorted(ids[first : first + 100]) for first in (0, 100, len(found))]
+  assert len({tuple(epoch) for epoch in epochs}) == 3
+  if (
+    request.node.callspec.params["pieces"] == "bpe"
+  ):  # A merge that is left out leaves more pieces.
+    counts = [sum(len(side) for pair in epoch for side in pair) for epoch in epochs]
+    assert counts[0] > counts[2] and counts[1] > counts[2]
   # Held-out texts are not sampled, nor is anything by default.
   best = read_rows(100, split="validation", sampled_pieces=0.3)
   assert best == read_rows(100, split="validation")
-  lengths = [np.count_nonzero([r["inputs"] for r in some]) for some in (cuts[:50], read_rows(50))]
-  assert lengths[0] != lengths[1]
+
+
+def test_a_seed_may_be_negative(folder, pieces):
+  read_rows = [
+    rows(read(folder, vocabulary=pieces, seed=seed, sampled_pieces=alpha).take(5))
+    for seed in (-3, 3)
+    for alpha in (0.0, 0.3)
+  ]
+  assert all(a != b for a, b in itertools.combinations(read_rows, 2))
 
 
 def test_pieces_are_sampled_from_a_vocabulary_that_has_them(folder):

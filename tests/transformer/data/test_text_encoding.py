@@ -145,3 +145,28 @@ def test_data_sets_are_encoded_in_groups(lines):
     np.testing.assert_array_equal(row["inputs"], [*BYTES.encode(x), 1])
     np.testing.assert_array_equal(row["targets"], [*pieces.encode(y), 1])
   assert len(list(made)) == lines
+
+
+@pytest.mark.parametrize("pack", [True, False])
+@pytest.mark.parametrize("texts", [["a bear " * (i % 9) for i in range(300)], [""] * 3])
+def test_texts_encoded_for_packing_make_the_same_rows(texts, pack):
+  """Cut while they are encoded, some of them; also where all are empty, one vocabulary or two."""
+  pieces = subwords.train_subword_vocabulary(["the bear is a bear"] * 9, 13)
+  columns = {"inputs": texts, "targets": texts[::-1]}
+  for of_texts in (pieces, (BYTES, pieces)):
+    whole, cut = (
+      dataset.pack_or_pad(
+        dataset.encode_all_features(tf.data.Dataset.from_tensor_slices(columns), of_texts, length),
+        {"inputs": 20, "targets": 7},
+        pack=pack,
+      )
+      for length in (None, {"inputs": 20, "targets": 7})
+    )
+    assert whole.element_spec == cut.element_spec
+    found, expected = (list(d.as_numpy_iterator()) for d in (cut, whole))
+    assert found and len(found) == len(expected)
+    for row, same in zip(found, expected):
+      assert {k: v.tolist() for k, v in row.items()} == {k: v.tolist() for k, v in same.items()}
+    if not pack:
+      of_last = pieces.encode(texts[0])[:7]
+      assert found[-1]["targets"].tolist()[: len(of_last) + 1] == [*of_last, 1][:7]

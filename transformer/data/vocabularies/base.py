@@ -67,22 +67,28 @@ class PythonVocabulary(Vocabulary):
 
   def encode_tf(self, s: tf.Tensor) -> tf.Tensor:
     """Like `encode`, of a scalar string tensor: int32 [length]."""
-    return self.encode_rows_tf(tf.convert_to_tensor(s)[tf.newaxis])[0][0]
+    ids, lengths = self.encode_rows_tf(tf.convert_to_tensor(s)[tf.newaxis])
+    return ids[0, : lengths[0]]
 
-  def encode_rows_tf(self, texts: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+  def encode_rows_tf(
+    self, texts: tf.Tensor, most: int | None = None
+  ) -> tuple[tf.Tensor, tf.Tensor]:
     """The ids of strings, by one call of Python.
 
     Args:
       texts: string [n].
+      most: number of ids behind which a text is cut.
 
     Returns:
-      int32 [n, length of the longest], padded with 0, and the lengths, int32 [n].
+      int32 [n, length of the longest, at least 1], padded with 0, and the lengths, int32 [n].
     """
 
     def encode(texts: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
       rows = self.encode_texts([text.decode("utf-8", "replace") for text in texts])
+      rows = [row[:most] for row in rows]
       lengths = np.array([len(row) for row in rows], np.int32)
-      ids = np.zeros([len(rows), lengths.max(initial=0)], np.int32)
+      # TensorFlow crashes where it takes rows of no elements apart.
+      ids = np.zeros([len(rows), lengths.max(initial=1)], np.int32)
       ids[np.arange(ids.shape[1]) < lengths[:, np.newaxis]] = [i for row in rows for i in row]
       return ids, lengths
 

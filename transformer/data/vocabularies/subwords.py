@@ -5,14 +5,13 @@ Needs the package sentencepiece: `pip install sentencepiece`.
 
 from __future__ import annotations
 
-import concurrent.futures
 import functools
 import io
 import itertools
 import logging
 import os
 import re
-import threading
+import struct
 import time
 from collections.abc import Callable, Iterable, Sequence
 from types import ModuleType
@@ -24,19 +23,21 @@ import tensorflow as tf
 from mesh_tensorflow import workers
 from mesh_tensorflow.arguments.declared import COUNT, COUNT_OR_ZERO, affects, takes
 from mesh_tensorflow.checkpoint.by_chief import by_chief
+from mesh_tensorflow.environment.protobuf import fields
 from mesh_tensorflow.errors import ConfigError, DataError
 from mesh_tensorflow.transformer.data.files import text_files
 from mesh_tensorflow.transformer.data.moses import MosesWords
 from mesh_tensorflow.transformer.data.vocabularies import kept as kept_lib
 from mesh_tensorflow.transformer.data.vocabularies.base import EOS_ID, PAD_ID, PythonVocabulary
 from mesh_tensorflow.transformer.data.vocabularies.kept import write_whole_file
+from mesh_tensorflow.transformer.data.vocabularies.piece_sampling import NORMAL, PieceSampler
 
 _LOG = logging.getLogger("mesh_tensorflow")
 
 UNK_ID = 2
 _FIRST_ID = 2  # The first id that stands for text, if only for an unknown character.
 _TOLD = 20  # Warnings name so many unknown parts of texts.
-_SAMPLING = threading.Lock()  # SentencePiece's seed is one for the process.
+_UNIGRAM, _BPE = 1, 2  # Types of models in SentencePiece's files.
 _LONGEST_SENTENCE = 1 << 16  # Bytes; SentencePiece leaves longer ones out when it trains.
 
 
@@ -133,7 +134,9 @@ class SentencePieceVocabulary(PythonVocabulary):
 
   def encode_texts(self, texts: Sequence[str]) -> list[list[int]]:
     texts = [self._in_words(text) for text in texts]
-    rows: list[list[int]] = self._processor.encode(texts)
+    # For one text SentencePiece's threads take longer than the text.
+    encode = self._processor.encode
+    rows: list[list[int]] = encode(texts) if len(texts) > 1 else [encode(t) for t in texts]
     if len(self._told) < _TOLD:
       for text, ids in zip(texts, rows):
         if UNK_ID in ids:
@@ -164,20 +167,23 @@ class SentencePieceVocabulary(PythonVocabulary):
       texts: the texts.
       alpha: of BPE the rate at which merges are left out, of unigram pieces the exponent of the
         probabilities of cuts: the smaller, the more alike they are.
-      seed: whole numbers; the result is a function of the arguments.
+      seed: whole numbers from 0 on; the result is a function of the arguments.
+
+    Raises:
+      ConfigError: the model is of words or characters, which are cut in one way only.
     """
-    number = int(np.random.SeedSequence([int(s) for s in seed]).generate_state(1)[0])
+    texts = [self._processor.normalize(self._in_words(text)) for text in texts]
+    return self._sampler.sample(texts, alpha, seed)
 
-    def run() -> list[list[int]]:
-      encode = functools.partial(
-        self._processor.encode, enable_sampling=True, alpha=alpha, nbest_size=-1
+  @functools.cached_property
+  def _sampler(self) -> PieceSampler:
+    pieces, kind = read_pieces(self._model)
+    if kind not in (_UNIGRAM, _BPE):
+      raise ConfigError(
+        "sampled_pieces: a model of words or characters cuts a text in one way only; give one of "
+        "model_type 'bpe' or 'unigram', or sampled_pieces = 0"
       )
-      return [encode(self._in_words(text)) for text in texts]
-
-    # A thread's random numbers begin with the seed that is set when it first asks for one.
-    with _SAMPLING, concurrent.futures.ThreadPoolExecutor(1) as thread:
-      sentencepiece_module().set_random_generator_seed(number)
-      return thread.submit(run).result()
+    return PieceSampler(pieces, unigram=kind == _UNIGRAM)
 
   def encode_array(self, s: str | bytes) -> np.ndarray:
     """Like `encode`, but int32 [length]."""
@@ -198,6 +204,25 @@ class SentencePieceVocabulary(PythonVocabulary):
     ids = tf.convert_to_tensor(ids)
     text = tf.numpy_function(decode, [ids], tf.string, stateful=False)
     return tf.ensure_shape(text, ids.shape[:-1])
+
+
+def read_pieces(model: bytes) -> tuple[list[tuple[str, float, int]], int]:
+  """Text, score and type of each piece of a model, and the type of the model.
+
+  The numbers are those of sentencepiece_model.proto.
+
+  Args:
+    model: the content of a model file.
+  """
+  pieces, kind = [], _UNIGRAM
+  for number, value in fields(model):
+    if number == 1:
+      piece = dict(fields(value))
+      (score,) = struct.unpack("<f", piece[2]) if 2 in piece else (0.0,)
+      pieces.append((piece[1].decode(), score, piece.get(3, NORMAL)))
+    elif number == 2:
+      kind = dict(fields(value)).get(3, _UNIGRAM)
+  return pieces, kind
 
 
 def train_subword_vocabulary(

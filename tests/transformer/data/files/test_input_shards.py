@@ -352,18 +352,19 @@ def test_readers_by_number_inside_other_functions(kind, texts):
 def count_parsing(meeting, monkeypatch):
   """How many records each worker parses; counted while the data is read."""
   parsed = collections.defaultdict(set)
-  parse = tf.io.parse_single_example
+  parse = tf.io.parse_example
 
-  def counted(record, features):
+  def counted(records, features):
     worker = meeting.here.index  # When it is traced, in the worker's own thread.
 
-    def count(record):
-      parsed[worker].add(record)  # They are repeated.
-      return record
+    def count(records):
+      parsed[worker].update(records.tolist())  # They are repeated.
+      return records
 
-    return parse(tf.numpy_function(count, [record], tf.string, stateful=True), features)
+    counted = tf.numpy_function(count, [records], tf.string, stateful=True)
+    return parse(tf.ensure_shape(counted, [None]), features)
 
-  monkeypatch.setattr(tf.io, "parse_single_example", counted)
+  monkeypatch.setattr(tf.io, "parse_example", counted)
   return parsed
 
 
