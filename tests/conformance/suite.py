@@ -51,18 +51,18 @@ class Draws:
 
 # Layers are made of operations, and take longer.
 DRAWS = {
-  "operations": Draws(3, 4, 8, further=2),
+  "operations": Draws(3, 4, 8, further=4),
   "decoding": Draws(2, 4, 8),
-  "layers": Draws(2, 2, 8, further=2),
+  "layers": Draws(2, 2, 8, further=4),
 }
 # Families of which a program is large: loops, or complex numbers as their two parts. Tracing is
 # most of it, and grows with the mesh: one of their layouts is of two processors; that is traced.
 LARGE = {
-  "complex": Draws(2, 2, 8, "r:2", 3),
-  "control": Draws(2, 2, 8, "r:2", 3),
-  "fft": Draws(2, 2, 8, "r:2", 3),
-  "fields": Draws(2, 2, 8, "r:2", 3),
-  "recurrent": Draws(2, 1, 8, "r:2", 3),
+  "complex": Draws(2, 2, 8, "r:2", 6),
+  "control": Draws(2, 2, 8, "r:2", 6),
+  "fft": Draws(2, 2, 8, "r:2", 6),
+  "fields": Draws(2, 2, 8, "r:2", 6),
+  "recurrent": Draws(2, 1, 8, "r:2", 6),
 }
 if ALL_TRACED:
   LARGE = {}
