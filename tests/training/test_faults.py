@@ -25,6 +25,8 @@ from mesh_tensorflow.transformer import dataset
 from tests.transformer import training_program
 from tests.transformer import worker_processes as program
 
+pytestmark = pytest.mark.usefixtures("without_attention")
+
 ENDLESS = "run.train_steps = 1000000"
 FEW_CHECKPOINTS = "run.keep_checkpoint_max = 2"
 
