@@ -86,7 +86,6 @@ CASES = [(w, o) for w in WAYS for o in OPTIMIZERS if o == "adam" or w in ("place
 KEPT = [
   ("placement", "accumulated"),
   ("by name", "adafactor"),
-  ("searched by AutoParallel", "adam"),
 ]
 
 

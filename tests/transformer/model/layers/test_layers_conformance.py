@@ -77,13 +77,13 @@ def layouts(family: str) -> list[framework.Layout]:
 
 
 def whose_turn(family: str, draw: int) -> list[framework.Descriptor]:
-  """Layers that refuse a layout, and those whose turn it is: one in three on a wild one."""
+  """Layers that refuse a layout, and those whose turn it is: one in six on a wild one."""
   if "MTF_CONFORMANCE_DRAWS" in os.environ:
     return FAMILIES[family]
   result = []
   if draw >= DRAWS:
     layout = layouts(family)[draw]
-    return [d for i, d in enumerate(FAMILIES[family]) if d.is_illegal(layout) or i % 3 == draw % 3]
+    return [d for i, d in enumerate(FAMILIES[family]) if d.is_illegal(layout) or i % 6 == draw % 6]
   for i, descriptor in enumerate(FAMILIES[family]):
     legal = [n for n in range(DRAWS) if not descriptor.is_illegal(layouts(family)[n])]
     if draw not in legal or draw == legal[i % len(legal)]:
