@@ -68,11 +68,14 @@ def compiled(model: keras.Model, optimizer: Any = "adam", **kwargs: Any) -> kera
   return model
 
 
-def trained(model: keras.Model, x: Any = X, y: Any = Y, **kwargs: Any) -> Values:
-  """Losses, weights, slots, metrics and predictions after two more steps."""
+def trained(
+  model: keras.Model, x: Any = X, y: Any = Y, *, predicts: bool = True, **kwargs: Any
+) -> Values:
+  """Losses, weights, slots, metrics and perhaps predictions after two more steps."""
   history = model.fit(x, y, **{**FIT, **kwargs}).history
   found: Values = {f"history {name}": values for name, values in history.items()}
-  found["predictions"] = model.predict(x, batch_size=8, verbose=0)
+  if predicts:
+    found["predictions"] = model.predict(x, batch_size=8, verbose=0)
   of_model = {"weight": model.weights, "slot": model.optimizer.variables}
   for what, variables in {**of_model, "metric": model.metrics_variables}.items():
     found.update({f"{what} {i} {v.path}": v.numpy() for i, v in enumerate(variables)})
@@ -191,7 +194,7 @@ def scaled_losses_that_overflow() -> Values:
 
 
 def of_optimizer(make: Callable[[], Any], **kwargs: Any) -> Callable[[], Values]:
-  return lambda: trained(compiled(net(), make(), **kwargs))
+  return lambda: trained(compiled(net(), make(), **kwargs), predicts=False)
 
 
 def _decayed() -> Any:
