@@ -24,7 +24,7 @@ ACCEPTED = pathlib.Path(__file__).parent / "accepted_arguments.txt"
 PUBLIC = wrong_arguments.public_names()
 LISTED = frozenset(CALLS)
 # One in how many wrong values is tried.
-STEPS = {"all": 1, "in turns": 4}
+STEPS = {"all": 1, "in turns": 8}
 WRITE = bool(os.environ.get("MTF_WRITE_ACCEPTED"))
 EXCUSED = {name for names in NOT_CALLED for name in names.split()}
 # What has no line in argument_calls.py is called as its test line calls it.

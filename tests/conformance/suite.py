@@ -49,20 +49,21 @@ class Draws:
   further: int = 1
 
 
-# Layers are made of operations, and take longer.
+# Layers are made of operations, and take longer. Tracing grows with the mesh, so one of the layouts
+# is of four processors.
 DRAWS = {
-  "operations": Draws(3, 4, 8, further=2),
+  "operations": Draws(3, 4, 8, "r:2,s:2", 4),
   "decoding": Draws(2, 4, 8),
-  "layers": Draws(2, 2, 8, further=2),
+  "layers": Draws(2, 2, 8, "r:2,s:2", 4),
 }
 # Families of which a program is large: loops, or complex numbers as their two parts. Tracing is
-# most of it, and grows with the mesh: one of their layouts is of two processors; that is traced.
+# most of it: one of their layouts is of two processors.
 LARGE = {
-  "complex": Draws(2, 2, 8, "r:2", 3),
-  "control": Draws(2, 2, 8, "r:2", 3),
-  "fft": Draws(2, 2, 8, "r:2", 3),
-  "fields": Draws(2, 2, 8, "r:2", 3),
-  "recurrent": Draws(2, 1, 8, "r:2", 3),
+  "complex": Draws(2, 2, 8, "r:2", 6),
+  "control": Draws(2, 2, 8, "r:2", 6),
+  "fft": Draws(2, 2, 8, "r:2", 6),
+  "fields": Draws(2, 2, 8, "r:2", 6),
+  "recurrent": Draws(2, 1, 8, "r:2", 6),
 }
 if ALL_TRACED:
   LARGE = {}
@@ -174,7 +175,7 @@ def chosen(family: str, draw: int, mode: str) -> list[framework.Descriptor]:
     best = _most_split(family, descriptor)
     turns = [best] if mode == _FASTEST else [n for n in legal if n != best] or legal
     if mode in _TRACED:  # What is traced grows with the mesh: where it can be, a small one.
-      small = 4 if draws_of(family).second is None else 2
+      small = 2 if family in LARGE else 4
       turns = [n for n in legal if drawn[n].size <= small] or legal
     whose = mode not in _TRACED or mode == traced_in(family, descriptor)
     if draw not in legal or (whose and draw == turns[i % len(turns)]):

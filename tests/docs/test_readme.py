@@ -54,11 +54,11 @@ def test_program_alone(block, run_subprocess, tmp_path):
   assert result.stderr == ""
 
 
-def test_programs_in_their_order(run_subprocess, tmp_path):
+def test_programs_in_their_order(run_forked, tmp_path):
   """In one process, as in a notebook; then what the README says of `describe`."""
   program = "\n".join(b.text for b in PROGRAMS)
   described = re.search(r"`(print\(mtf\.describe\(.*?\)\))`", README).group(1)
-  result = run_subprocess(f"{program}\n{described}\n", timeout=280, cwd=tmp_path)
+  result = run_forked(f"{program}\n{described}\n", timeout=280, cwd=tmp_path)
   check_program(program, result.stdout)
   assert "batch:rows" in result.stdout and "hidden:cols" in result.stdout
   assert result.stderr == ""

@@ -22,9 +22,9 @@ from mesh_tensorflow import exit_codes
     pytest.param(["--implementation=simd"], id="simd"),  # Traced once for all processors.
   ],
 )
-def test_demo_trains_evaluates_and_writes(more, run_subprocess, repository, tmp_path):
+def test_demo_trains_evaluates_and_writes(more, run_forked, repository, tmp_path):
   program = str(repository / "examples" / "demo.py")
-  result = run_subprocess(
+  result = run_forked(
     [program, f"--model_dir={tmp_path}", "--steps=3", "--eval_files=4", *more], timeout=290
   )
   for text in (

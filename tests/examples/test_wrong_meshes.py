@@ -8,9 +8,9 @@ import mesh_tensorflow as mtf
 from mesh_tensorflow.examples import mesh_flags
 
 
-def test_a_mesh_that_does_not_fit_is_one_line(run_subprocess, repository, tmp_path):
+def test_a_mesh_that_does_not_fit_is_one_line(run_forked, repository, tmp_path):
   program = [str(repository / "examples" / "nbody.py"), "--mesh_shape=a:2,b:2,c:2"]
-  result = run_subprocess(program, cwd=tmp_path, check=False)
+  result = run_forked(program, cwd=tmp_path, check=False)
   assert result.returncode == 1
   assert "Traceback" not in result.stderr
   assert result.stderr.splitlines()[-1].startswith("MeshShapeError: nbody: the mesh a:2,b:2,c:2")

@@ -311,11 +311,11 @@ app.run(model_executor.main)
 
 
 @pytest.mark.slow
-def test_the_program_makes_its_own_devices(tmp_path, run_subprocess):
+def test_the_program_makes_its_own_devices(tmp_path, run_forked):
   """As the command of its docstring does: in a process where TensorFlow has not started."""
   pattern = write_scans(tmp_path)
   flags = [f"--{n}={v}" for n, v in SMALL.items()]
-  run_subprocess([
+  run_forked([
     "-c", PROGRAM, "--nouse_tpu", "--mesh_shape=rows:2,columns:2", *flags,
     "--layout=image_nx_block:rows,image_ny_block:columns", f"--train_file_pattern={pattern}",
     f"--eval_file_pattern={pattern}", f"--checkpoint_dir={tmp_path}/m", "--num_training_loops=1",

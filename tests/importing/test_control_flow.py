@@ -13,7 +13,10 @@ from keras import layers
 import mesh_tensorflow as mtf
 from tests.importing import comparing
 
-LONG_IF_SEARCHED = ("test_variables_that_an_iteration_assigns_are_read_anew",)
+LONG_IF_SEARCHED = (
+  "test_recurrent_layers_where_there_is_a_gpu",
+  "test_variables_that_an_iteration_assigns_are_read_anew",
+)
 RNG = np.random.default_rng(3)
 X = RNG.normal(size=(4, 6, 2)).astype(np.float32)
 V = RNG.normal(size=(4, 8)).astype(np.float32)

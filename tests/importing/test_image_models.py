@@ -12,6 +12,8 @@ import pytest
 import mesh_tensorflow as mtf
 from tests.importing import comparing, image_models, layouts
 
+LONG_IF_SEARCHED = ("test_a_small_model_of_all_kinds_of_images_in_training",)
+
 
 @pytest.fixture(autouse=True)
 def _seeded() -> Iterator[None]:

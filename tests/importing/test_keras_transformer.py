@@ -13,6 +13,12 @@ from keras import layers
 import mesh_tensorflow as mtf
 from tests.importing import comparing
 
+# On SIMD it is searched in make test.
+LONG_IF_SEARCHED = (
+  "test_dropout_is_the_same_on_all_layouts",
+  "test_language_model_on_placement",
+)
+
 VOCABULARY, LENGTH, D_MODEL, HEADS = 16, 4, 8, 2
 DIMS = {
   "inputs": ["batch", "length"],

@@ -13,6 +13,11 @@ import tensorflow as tf
 import mesh_tensorflow as mtf
 from tests.importing import comparing
 
+LONG_IF_SEARCHED = (
+  "test_a_function_traced_for_any_batch",
+  "test_a_recurrent_layer_over_joined_axes",
+)
+
 X = np.random.default_rng(8).normal(size=(4, 8, 6)).astype(np.float32)
 DIMS = {"x": ["a", "b", "c"]}
 MASK = np.arange(32).reshape(4, 8) % 3 == 0

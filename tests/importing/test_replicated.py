@@ -13,7 +13,10 @@ import tensorflow as tf
 import mesh_tensorflow as mtf
 from tests.importing import comparing, layouts
 
-LONG_IF_SEARCHED = ("test_values_and_gradients_on_drawn_layouts",)
+LONG_IF_SEARCHED = (
+  "test_a_keras_model_trains_as_by_keras",
+  "test_values_and_gradients_on_drawn_layouts",
+)
 X = np.random.default_rng(3).normal(size=(4, 6, 8)).astype(np.float32)
 W = tf.Variable(X[:, 0].T / 3, name="w")
 SPEC = [tf.TensorSpec([4, 8])]

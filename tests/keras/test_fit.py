@@ -27,6 +27,8 @@ from tests.keras.models import (
 
 SEARCHED_TOO = True
 LONG_IF_SEARCHED = (
+  "test_batches_of_a_few_examples_may_come_first",
+  "test_files",
   "test_data_is_not_tuned_within_a_loop",
   "test_keras_functions_are_back_afterwards",
   "test_before_a_first_step",

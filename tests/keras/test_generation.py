@@ -208,10 +208,9 @@ def distributions() -> Iterator[tuple[str, Callable[[], Any]]]:
   ("kind", "temperature"),
   [
     ("model", 0.7),
-    ("data", None),
     *(
       pytest.param(*case, marks=pytest.mark.long)
-      for case in [("model", None), ("data", 0.7), ("auto", None), ("auto", 0.7)]
+      for case in [("model", None), ("data", None), ("data", 0.7), ("auto", None), ("auto", 0.7)]
     ),
   ],
 )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import concurrent.futures
+import itertools
 import logging
 import pathlib
 import re
@@ -18,6 +19,7 @@ import mesh_tensorflow as mtf
 from mesh_tensorflow import errors
 from mesh_tensorflow.keras import layouts as deciding
 from tests.keras.models import X, Y
+from tests.kinds import in_turns, kept
 
 pytestmark = pytest.mark.usefixtures("enabled")
 
@@ -40,6 +42,7 @@ KINDS: dict[str, Any] = {
   "model": model_parallel,
   "auto": lambda: mtf.keras.AutoParallel(devices()),
 }
+GUIDES = list(itertools.product(KINDS, ("set", "scope")))
 
 
 def build() -> keras.Model:
@@ -68,8 +71,7 @@ def one_device(cpu_devices: list[str]) -> list[float]:
   return guide()[1]
 
 
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("by", ["set", "scope"])
+@pytest.mark.parametrize(("kind", "by"), kept(GUIDES, in_turns(GUIDES)))
 def test_the_guide_of_keras(kind: str, by: str, one_device: list[float]) -> None:
   """Data and model parallel, word for word: losses, evaluation and outputs of one device."""
   if by == "set":

@@ -113,7 +113,7 @@ def settings(draw):
 
 
 @pytest.mark.parametrize(("name", "kind"), kept(EACH, in_turns(EACH)))
-@hypothesis.settings(max_examples=3)
+@hypothesis.settings(max_examples=2)
 @hypothesis.given(given=settings(), clip=st.booleans(), ema=st.booleans())
 def test_every_optimizer_as_on_one_device(name, kind, given, clip, ema, cpu_devices):
   impl = make_impl(kind, cpu_devices, **given)

@@ -14,6 +14,7 @@ from mesh_tensorflow.errors import ArgumentError, MeshShapeError
 from mesh_tensorflow.meshes import cross_mesh
 from mesh_tensorflow.meshes.shares import assign_processors, device_grid
 from mesh_tensorflow.training.state import averages_in_place
+from tests.kinds import kept
 from tests.meshes.test_sharded_state import (
   OPTIMIZERS,
   check_equal,
@@ -128,10 +129,11 @@ def test_simd_takes_the_first_devices(cpu_devices):
 # ------------------------------------------------------------------------ values
 
 
-@pytest.mark.parametrize(
-  ("kind", "name"),
-  [*(("placement", name) for name in OPTIMIZERS), ("simd", "adafactor factored")],
-)
+EACH = [*(("placement", name) for name in OPTIMIZERS), ("simd", "adafactor factored")]
+KEPT = [("placement", "adamw"), ("placement", "adafactor"), ("placement", "muon"), EACH[-1]]
+
+
+@pytest.mark.parametrize(("kind", "name"), kept(EACH, KEPT))
 @hypothesis.settings(max_examples=2)
 @hypothesis.given(
   case=st.sampled_from(list(CASES)),
@@ -302,7 +304,7 @@ def restore(folder, impl):
   checkpoint.Checkpointer(str(folder), impl.variable_store).restore()
 
 
-@pytest.mark.parametrize("kind", ["placement", "simd"])
+@pytest.mark.parametrize("kind", kept(["placement", "simd"], ["placement"]))
 def test_a_checkpoint_goes_to_other_meshes_and_back(kind, cpu_devices, tmp_path):
   first = make_impl(kind, cpu_devices, "3:1 by 2", "batch:x,f:y", "x")
   _, values = trained(first, OPTIMIZERS["adamw"](), steps=2)

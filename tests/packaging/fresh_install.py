@@ -7,8 +7,9 @@
 The environment is a new one: the wheel is built from the files that git knows of, as they are now,
 and pip installs it with its requirements, which are not fetched again but linked from the
 environment that this program runs in: only what the wheel asks for, and what that asks for. Then
-each block of README.md runs by itself and all of them in their order, in an empty folder and in a
-clone; and the commands, with and without what they need. A line each says what came of it.
+each block of README.md runs by itself in an empty folder, and all of them in their order there and
+in a clone; and the commands, with and without what they need: two at once, and of those in the
+clone one after the other. A line each says what came of it.
 
 What a block asks for is made smaller where it would take minutes (`SMALLER`), and nothing else.
 """
@@ -16,6 +17,7 @@ What a block asks for is made smaller where it would take minutes (`SMALLER`), a
 from __future__ import annotations
 
 import argparse
+import concurrent.futures
 import contextlib
 import dataclasses
 import importlib.metadata
@@ -113,8 +115,7 @@ def trials() -> list[Trial]:
   found = []
   for place in ("folder", "clone"):
     typed = [b for b in blocks if place == "clone" or not b.needs_clone]
-    for block in typed:
-      found.append(_alone(block, place))
+    found += [_alone(b, place) for b in typed if place == "folder" or b.needs_clone]
     found += _in_order(typed, place)
     found += _commands(place)
   return found
@@ -227,6 +228,22 @@ class FreshEnvironment:
         (cwd / name).write_text(text, encoding="utf-8")
       code, output = self._output(trial, cwd)
     return _verdict(trial, code, output), time.monotonic() - started
+
+  def run_all(self, chosen: Sequence[Trial]) -> Iterator[tuple[Trial, str, float]]:
+    """Runs trials, two at once; those in the clone, which they share, one after the other.
+
+    Args:
+      chosen: the trials.
+
+    Yields:
+      Each trial with what `run` returns, as they end.
+    """
+    in_turn = [[t for t in chosen if t.place == "clone"]]
+    in_turn += [[t] for t in chosen if t.place != "clone"]
+    with concurrent.futures.ThreadPoolExecutor(2) as pool:
+      started = [pool.submit(lambda ts: [(t, *self.run(t)) for t in ts], ts) for ts in in_turn]
+      for done in concurrent.futures.as_completed(started):
+        yield from done.result()
 
   @contextlib.contextmanager
   def _place(self, trial: Trial) -> Iterator[pathlib.Path]:
@@ -360,8 +377,7 @@ def main() -> int:
     print(f"{environment.wheel.name} built and installed in {time.monotonic() - started:.0f} s")
     row = "{:<72.72} {:<7} {:<6} {:>5}".format
     print(row("what", "place", "result", "s"), flush=True)
-    for trial in chosen:
-      problem, seconds = environment.run(trial)
+    for trial, problem, seconds in environment.run_all(chosen):
       print(
         row(trial.name, trial.place, "failed" if problem else "ok", f"{seconds:.1f}"), flush=True
       )

@@ -8,6 +8,7 @@ import tensorflow as tf
 
 import mesh_tensorflow as mtf
 from mesh_tensorflow.planning import Machine
+from tests.kinds import kept
 from tests.planning.test_machine import fields
 
 # Exchanges cost next to nothing, so that layouts split even small programs.
@@ -97,7 +98,7 @@ def check(seed, devices):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("seed", kept(list(range(6)), [0, 1, 2]))
 def test_searched_layouts_of_drawn_loops_give_the_values_of_one_device(seed, cpu_devices):
   check(seed, cpu_devices)
 

@@ -15,6 +15,8 @@ from mesh_tensorflow.transformer.model.model_steps import ModelSteps
 from tests.kinds import kept
 from tests.transformer import training_program as program
 
+pytestmark = pytest.mark.usefixtures("without_attention")
+
 BAD_STEP = 7
 
 

@@ -12,7 +12,8 @@ from mesh_tensorflow.training import seeds
 from mesh_tensorflow.training.seeds import PURPOSES, Seeds
 from tests.transformer import small_lm
 
-DROPOUT = (
+BINDINGS = (
+  small_lm.WITHOUT_ATTENTION,
   "transformer.sublayer_dropout.dropout_rate = 0.3",
   "run.iterations_per_loop = 2",
   "run.report_every = 1",
@@ -52,7 +53,7 @@ def train(tmp_path, monkeypatch):
     folder = tmp_path / str(next(numbers))
     folder.mkdir()
     batches.clear()
-    bindings = (*DROPOUT, *bindings)
+    bindings = (*BINDINGS, *bindings)
     small_lm.run(folder, *bindings, "run.learning_rate_schedule = 0.0", text=small_lm.TEXT)
     initial = weights(folder)
     batches.clear()

@@ -16,7 +16,7 @@ from mesh_tensorflow import checkpoint, errors, exit_codes
 from mesh_tensorflow.training import command, several_steps, stopping
 from tests.transformer import training_program as program
 
-pytestmark = pytest.mark.usefixtures("ctrl_c")
+pytestmark = pytest.mark.usefixtures("ctrl_c", "without_attention")
 
 
 def send(number: int, after: float = 0.0) -> None:

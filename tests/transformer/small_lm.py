@@ -16,6 +16,8 @@ SMALL = [
   *("run.sequence_length = {'inputs': 24, 'targets': 24}", "Unitransformer.max_length = 24"),
   *("run.batch_size = ('sequences_per_batch', 4)", "run.train_steps = 2"),
 ]
+# A binding: a step is traced in less time, where it does not matter what a layer computes.
+WITHOUT_ATTENTION = "make_layer_stack.layers = [@transformer_layers.DenseReluDense]"
 EVAL = ("run.mode = 'eval'", "run.dataset_split = 'validation'")
 
 

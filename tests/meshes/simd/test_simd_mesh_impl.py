@@ -479,6 +479,7 @@ if sys.argv[1] == "queues":
 """
 
 
+@pytest.mark.long  # Of an mtf.function, which says more: running/test_function_errors.py.
 @pytest.mark.subprocess
 @pytest.mark.parametrize("collectives", ["queues", "runtime"])
 def test_a_processor_that_waits_in_vain_fails(collectives, run_forked):

@@ -173,12 +173,12 @@ def endless(sequence_length, vocabulary, dataset_split):
 
 @pytest.mark.long
 @pytest.mark.subprocess
-def test_an_error_ends_a_program_whose_data_calls_python(tmp_path, run_subprocess):
+def test_an_error_ends_a_program_whose_data_calls_python(tmp_path, run_forked):
   """Python waits for the threads of such data sets when it ends, and they may wait for Python."""
   (tmp_path / "mymod.py").write_text(_GENERATOR)
   bindings = ["run.train_dataset_fn = @endless", "run.mesh_shape = ''", "run.layout_rules = ''"]
   sizes = ["d_model = 8", "num_layers = 1", "run.train_steps = 5"]
-  done = run_subprocess(
+  done = run_forked(
     ["-m", "mesh_tensorflow.transformer.main", "--model_dir=m", "--module_import=mymod",
      "--gin_file=problems/stdlib_lm.gin", *(f"--gin_param={b}" for b in [*bindings, *sizes])],
     cwd=tmp_path, check=False, timeout=120,

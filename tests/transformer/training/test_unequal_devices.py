@@ -16,6 +16,7 @@ from tests.transformer import small_lm
 from tests.transformer import worker_processes as program
 
 SETTINGS = [
+  small_lm.WITHOUT_ATTENTION,
   "num_layers = 2",
   "dropout_rate = 0.1",
   "run.max_grad_norm = 0.5",
