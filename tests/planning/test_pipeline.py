@@ -134,6 +134,13 @@ def test_memory_and_bytes():
   assert one.stages[0].kept >= 2 * 2 * 64 * 4
 
 
+def test_what_comes_waits_for_its_task():
+  """Of GPipe's 8 the third stage ends its forward tasks when the last one has taken three."""
+  size = 4 * 64 * 4 // 2  # Of a microbatch of 4 rows, of which each of two devices has a half.
+  assert [s.waiting for s in plan(4, "gpipe").stages] == [0, 0, 2 * size, 5 * size]
+  assert [s.waiting for s in plan(4, "1f1b").stages] == [0, size, size, size]
+
+
 def test_seconds():
   timed = plan(4, "1f1b", "a100")
   assert timed.seconds == pytest.approx(timed.table.seconds + max(s.outside for s in timed.stages))
