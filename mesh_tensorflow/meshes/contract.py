@@ -20,6 +20,7 @@ from typing import Any, TypeVar
 
 import tensorflow as tf
 
+from mesh_tensorflow.arguments.checking import checked
 from mesh_tensorflow.errors import MeshShapeError
 from mesh_tensorflow.meshes import laid_out, memory
 from mesh_tensorflow.meshes.laid_out import LaidOut
@@ -84,6 +85,7 @@ class MeshContract(MeshLayout):
     """The schedule of the pipeline; see `mtf.serialize_training_step`."""
     return self._schedule
 
+  @checked
   def with_stages(self: _Self, others: Sequence[_Self], schedule: str = "1f1b") -> _Self:
     """The same mesh as the first stage of a pipeline.
 

@@ -278,6 +278,12 @@ def test_stages_that_share_devices(cpu_devices):
     first.with_stages([other])
 
 
+def test_a_stage_that_is_no_list(cpu_devices):
+  first, second = meshes(["placement"] * 2, "all:2", "", cpu_devices).values()
+  with pytest.raises(mtf.errors.ArgumentError, match="with_stages: others must be a list"):
+    first.with_stages(second)
+
+
 def test_microbatches_that_do_not_divide(cpu_devices):
   impls = meshes(["placement"] * 2, "all:1", "", cpu_devices)
   with pytest.raises(mtf.errors.ShapeError, match="3 microbatches, which does not divide it"):
