@@ -16,6 +16,7 @@ from mesh_tensorflow.transformer import (
   utils,
 )
 from mesh_tensorflow.transformer.model import mesh_setup
+from mesh_tensorflow.transformer.modes import layer_cut
 
 LAYOUT = "batch:batch,d_ff:model,heads:model,vocab:model,experts:batch,expert_hidden:model"
 _LEARNING_RATE = 1e-3
@@ -43,7 +44,7 @@ def make_function(
     sharding: "state" or "all": what is stored in shards over the mesh dimension "batch"; "all":
       weights are gathered for each use.
     precision: the dtype of activations.
-    stages: number of such meshes, each with some of the layers.
+    stages: number of such meshes, each with some of the layers, cut as the trainer does by default.
     microbatches: of a step.
 
   Returns:
@@ -115,7 +116,9 @@ def make_steps(
   )
   settings = TrainerSettings(gradient_accumulation_steps=microbatches)
   lengths = {"targets": size.length}
-  return utils.ModelSteps(model, impl, "lm", size.batch, lengths, settings=settings)
+  steps = utils.ModelSteps(model, impl, "lm", size.batch, lengths, settings=settings)
+  layer_cut.set_cut(steps, mtf.optimize.AdamWeightDecayOptimizer, "auto")
+  return steps
 
 
 def make_step(

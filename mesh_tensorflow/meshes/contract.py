@@ -20,7 +20,8 @@ from typing import Any, TypeVar
 
 import tensorflow as tf
 
-from mesh_tensorflow.errors import MeshShapeError
+from mesh_tensorflow.arguments.checking import checked
+from mesh_tensorflow.errors import ArgumentError, MeshShapeError
 from mesh_tensorflow.meshes import laid_out, memory
 from mesh_tensorflow.meshes.laid_out import LaidOut
 from mesh_tensorflow.meshes.layout import LayoutLike, MeshLayout
@@ -84,6 +85,7 @@ class MeshContract(MeshLayout):
     """The schedule of the pipeline; see `mtf.serialize_training_step`."""
     return self._schedule
 
+  @checked
   def with_stages(self: _Self, others: Sequence[_Self], schedule: str = "1f1b") -> _Self:
     """The same mesh as the first stage of a pipeline.
 
@@ -95,13 +97,18 @@ class MeshContract(MeshLayout):
 
     Raises:
       MeshShapeError: two stages have a device in common.
-      ArgumentError: there is no such schedule.
+      ArgumentError: there is no such schedule, or one of the others has stages itself.
     """
     check_schedule(schedule, "with_stages")
     first = copy.copy(self)
     meshes = [first, *others]
     owner: dict[Any, int] = {}
     for i, impl in enumerate(meshes):
+      if i and impl.stages:
+        raise ArgumentError(
+          f"with_stages: the mesh of stage {i} is a pipeline of {len(impl.stages)} stages itself; "
+          "give the mesh of each stage"
+        )
       for p in range(impl.size):
         device = impl.processor_device(p) if impl.has_devices else None
         if device and owner.setdefault(device, i) != i:

@@ -18,8 +18,9 @@ from __future__ import annotations
 
 import dataclasses
 import heapq
+import itertools
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from mesh_settings.run import PIPELINE_SCHEDULES
 from mesh_tensorflow.errors import ArgumentError
@@ -71,6 +72,20 @@ class Action:
   microbatch: int
   start: float
   end: float
+
+
+class Arrival(NamedTuple):
+  """A tensor of each microbatch that goes from mesh to mesh.
+
+  Attributes:
+    made: number of the task that makes it.
+    read: number of the task on the other mesh that is the first to read it.
+    bytes: that it takes there, on each device.
+  """
+
+  made: int
+  read: int
+  bytes: int
 
 
 @dataclasses.dataclass(frozen=True)
@@ -131,6 +146,28 @@ class Table:
       left[key] -= 1
       now -= not left[key]
     return most if len(held) < 2 else most / len(held)
+
+  def waiting(self, arrivals: Sequence[Arrival]) -> list[int]:
+    """The most bytes that have come to each mesh at a time before a task begins to read them.
+
+    In GPipe these are the gradients of the last stage, which come while the one before it is still
+    busy with forward tasks.
+
+    Args:
+      arrivals: what goes from mesh to mesh.
+    """
+    at = {(a.task, a.microbatch): a for row in self.actions for a in row}
+    changes: list[list[tuple[float, int]]] = [[] for _ in self.actions]
+    for x in arrivals:
+      for m in range(self.microbatches):
+        changes[self.tasks[x.read].mesh] += [
+          (at[x.made, m].end, x.bytes),
+          (at[x.read, m].start, -x.bytes),
+        ]
+    # At one time what is read comes first.
+    return [
+      max(itertools.accumulate(n for _, n in sorted(of_mesh)), default=0) for of_mesh in changes
+    ]
 
 
 def table(tasks: Sequence[Task], microbatches: int, schedule: str) -> Table:

@@ -11,7 +11,13 @@ import tensorflow as tf
 
 from mesh_settings import hints
 from mesh_tensorflow.arguments.checking import checked
-from mesh_tensorflow.errors import ArgumentError, ConfigError, GraphError, LayoutError
+from mesh_tensorflow.errors import (
+  ArgumentError,
+  ConfigError,
+  GraphError,
+  LayoutError,
+  UnsupportedError,
+)
 from mesh_tensorflow.meshes.layout import LayoutLike
 from mesh_tensorflow.meshes.mesh_impl import MeshImpl
 from mesh_tensorflow.operations.variables import Variable
@@ -459,6 +465,7 @@ def describe(
   Raises:
     GraphError: layout or mesh shape is missing, or the function has no input signature.
     LayoutError: the layout does not suit the program.
+    UnsupportedError: stages of a pipeline differ in shape or layout.
     ConfigError: there is no such machine, or its file is wrong.
     ArgumentError: `tokens` is not positive.
   """
@@ -466,6 +473,8 @@ def describe(
   program = Program("describe", graph_or_function, results)
   mesh_impl = program.mesh_impl if mesh_impl is None else mesh_impl
   if mesh_impl is not None:
+    if layout is None or mesh_shape is None:
+      _check_alike(mesh_impl)
     layout = mesh_impl.layout_rules if layout is None else layout
     mesh_shape = mesh_impl.shape if mesh_shape is None else mesh_shape
   if layout is None or mesh_shape is None:
@@ -497,6 +506,22 @@ def describe(
       chosen_shares, evaluator, measured, shape, layout, sharding
     )
   return report
+
+
+def _check_alike(mesh_impl: MeshImpl) -> None:
+  """Raises `UnsupportedError` if the stages of a mesh differ in shape or layout."""
+
+  def told(impl: MeshImpl) -> str:
+    mesh = ",".join(f"{m.name}:{m.size}" for m in impl.shape)
+    return f"mesh {mesh or 'of one device'}, layout {impl.layout_rules.to_string or '(no rules)'}"
+
+  for name, impl in mesh_impl.stages.items():
+    if told(impl) != told(mesh_impl):
+      raise UnsupportedError(
+        "describe predicts stages of one mesh shape and layout, and stage0 has "
+        f"{told(mesh_impl)}, {name} {told(impl)}; mtf.describe(step, layout, mesh_shape) predicts "
+        "all of them on such a mesh"
+      )
 
 
 def _placement_dict(p: Placement) -> dict[str, Any]:

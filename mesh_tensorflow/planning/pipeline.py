@@ -11,6 +11,7 @@ neighbouring meshes for one stage, cut so that the longest stage is as short as 
 from __future__ import annotations
 
 import bisect
+import collections
 import dataclasses
 import functools
 import itertools
@@ -50,8 +51,10 @@ class StagePlan:
     variables: bytes of its variables on each device, those of the optimizer included.
     gradients: bytes of the sums of its gradients on each device.
     kept: bytes of activations on each device that a microbatch keeps for its way back.
+    waiting: the most bytes on each device that have come from other stages, at any time, and that
+      no task has begun to read.
     transient: the most bytes on each device that a task makes besides, at any time, the gradients
-      of a microbatch among them.
+      of a microbatch among them, and what has come for that task alone.
     under_way: the most microbatches of which it keeps activations; of a stage of several runs of
       layers each keeps a part of them.
     sent: bytes that each device sends to other stages in a step.
@@ -64,6 +67,7 @@ class StagePlan:
   variables: int
   gradients: int
   kept: int
+  waiting: int
   transient: int
   under_way: float
   sent: int
@@ -75,7 +79,7 @@ class StagePlan:
   def memory(self) -> int:
     """Bytes on each device, at most: variables, gradients, activations, and the running task's."""
     kept = round(self.kept * self.under_way)
-    return self.variables + self.gradients + kept + self.transient
+    return self.variables + self.gradients + kept + self.waiting + self.transient
 
 
 @dataclasses.dataclass(frozen=True)
@@ -149,6 +153,7 @@ class Crossing(NamedTuple):
     source: number of the mesh that makes it.
     target: number of the mesh that needs it.
     bytes: that each device sends.
+    size: bytes on each device that gets it.
     is_backward: whether it is a gradient.
   """
 
@@ -156,6 +161,7 @@ class Crossing(NamedTuple):
   source: int
   target: int
   bytes: int
+  size: int
   is_backward: bool
 
 
@@ -172,7 +178,7 @@ class Block:
     variables: see `StagePlan`.
     gradients: likewise.
     kept: likewise.
-    transient: the most bytes that a task makes besides gradients and what is kept.
+    transient: the most bytes of a task besides gradients and what is kept.
   """
 
   name: str
@@ -428,9 +434,9 @@ class Blocks:
       # The replicas of a slice share what is sent.
       sent = -(-x.size * int(x.dtype.size) // impl.size)
       key = x.shape if r.is_backward else root
-      found.append(
-        Crossing(key, self._number[root.mesh], self._number[y.mesh], sent, bool(r.is_backward))
-      )
+      numbers = self._number[root.mesh], self._number[y.mesh]
+      size = _bytes(y, impl.slice_size)
+      found.append(Crossing(key, *numbers, sent, size, bool(r.is_backward)))
     return found
 
   def measured(
@@ -470,7 +476,11 @@ class Blocks:
           ),
           gradients=sum(_bytes(x, size_of) for x in summed),
           kept=sum(_bytes(x, size_of) for x in kept),
-          transient=max(self._transient(s, {*summed, *kept}, size_of) for s in own),
+          transient=max(
+            self._transient(s, {*summed, *kept}, size_of)
+            + sum(_bytes(x, size_of) for x in {*self._came(s)} - {*kept})
+            for s in own
+          ),
         )
       )
     return result
@@ -490,24 +500,31 @@ class Blocks:
     """
     blocks = self.measured(impl, costs, machine)
     tasks = [dataclasses.replace(t, mesh=self._number[s.impl]) for s, t in self._tasks()]
-    together = 1
-    if machine is not None:
-      together = _at_once(machine, len(self))
-      came: set[Tensor] = set()
-      for i, (s, _) in enumerate(self._tasks()):
+    together = 1 if machine is None else _at_once(machine, len(self))
+    made = {x: i for i, (s, _) in enumerate(self._tasks()) for x in s.outputs}
+    for r in self._parts.order:
+      if isinstance(r, Reshard):
+        made[r.outputs[0]] = made[r.inputs[0]]
+    came: set[Tensor] = set()
+    arrivals = []
+    for i, (s, _) in enumerate(self._tasks()):
+      # What a later task reads again is there.
+      new = [x for x in self._came(s) if x not in came]
+      came.update(new)
+      arrivals += [schedules.Arrival(made[x], i, _bytes(x, impl.slice_size)) for x in new]
+      if machine is not None:
         seconds = self._seconds(s.operations, impl, costs, machine, self.microbatches)
-        for x in s.inputs:
-          # What a backward task reads again is there.
-          if x.operation in self._crossing and x not in came:
-            came.add(x)
-            a, b = self._number[x.operation.inputs[0].mesh], self._number[s.impl]
-            sent = -(-x.size * int(x.dtype.size) // impl.size)
-            seconds += _transfer(sent, a, b, len(self), impl.shape, machine)
+        for x in new:
+          a, b = self._number[x.operation.inputs[0].mesh], self._number[s.impl]
+          sent = -(-x.size * int(x.dtype.size) // impl.size)
+          seconds += _transfer(sent, a, b, len(self), impl.shape, machine)
         tasks[i] = dataclasses.replace(tasks[i], seconds=max(seconds * together, 1e-9))
     table = schedules.table(tasks, self.microbatches, self.schedule)
     ones = [1] * len(self)
-    sends = self._sent(ones, self.crossings(impl))
-    stages = [self._stage([b], table, i, sends[i], together) for i, b in enumerate(blocks)]
+    sends, waits = self._sent(ones, self.crossings(impl)), table.waiting(arrivals)
+    stages = [
+      self._stage([b], table, i, waits[i], sends[i], together) for i, b in enumerate(blocks)
+    ]
     return PipelinePlan(self.schedule, table, stages, machine is not None, tuple(ones))
 
   def plan(
@@ -575,7 +592,8 @@ class Blocks:
     parts = [blocks[begin:end] for begin, end in zip([0, *ends], ends)]
     together = _at_once(machine, stages)
     came = {False: [0.0] * stages, True: [0.0] * stages}
-    for c, a, b in _between(cut, crossings):
+    between = _between(cut, crossings)
+    for c, a, b in between:
       came[c.is_backward][b] += _transfer(c.bytes, a, b, stages, impl.shape, machine)
     tasks: list[schedules.Task] = []
 
@@ -590,16 +608,22 @@ class Blocks:
     for s in range(stages - 1):
       made.append(add(s, "F", made[-1:], forward[s]))
     last = add(stages - 1, "FB", made[-1:], forward[-1] + backward[-1])
+    made.append(last)
+    back = {stages - 1: last}
     for s in range(stages - 1, -1, -1):
       if s < stages - 1:
-        last = add(s, "B", [made[s], last], backward[s])
+        back[s] = last = add(s, "B", [made[s], last], backward[s])
       if weights[s]:
         add(s, "W", [last], weights[s])
     table = schedules.table(tasks, self.microbatches, self.schedule)
-    sent = self._sent(cut, crossings)
+    arrivals = []
+    for c, a, b in between:
+      of = back if c.is_backward else made
+      arrivals.append(schedules.Arrival(of[a], of[b], c.size))
+    sent, waits = self._sent(cut, crossings), table.waiting(arrivals)
     found = []
     for s, part in enumerate(parts):
-      one = self._stage(part, table, s, sent[s], together)
+      one = self._stage(part, table, s, waits[s], sent[s], together)
       found.append(dataclasses.replace(one, name=f"stage{s}"))
     return PipelinePlan(self.schedule, table, found, True, tuple(cut))
 
@@ -608,6 +632,7 @@ class Blocks:
     part: Sequence[Block],
     table: schedules.Table,
     number: int,
+    waiting: int,
     sent: int,
     together: int,
   ) -> StagePlan:
@@ -619,6 +644,7 @@ class Blocks:
       variables=sum(b.variables for b in part),
       gradients=gradients,
       kept=sum(b.kept for b in part),
+      waiting=waiting,
       transient=max(b.transient for b in part) + gradients,
       under_way=table.under_way(number),
       sent=sent,
@@ -668,12 +694,12 @@ class Blocks:
     made = {x: s for s in own for x in s.outputs}
     later = {x: None for s in own for x in s.inputs if x in made and made[x] is not s}
     # What comes from another mesh and is used by several is kept, too.
-    uses: dict[Tensor, int] = {}
-    for s in own:
-      for x in s.inputs:
-        if isinstance(x.operation, Reshard) and x.operation in self._crossing:
-          uses[x] = uses.get(x, 0) + 1
+    uses = collections.Counter(x for s in own for x in self._came(s))
     return [*later, *(x for x, n in uses.items() if n > 1)]
+
+  def _came(self, s: Segment) -> list[Tensor]:
+    """What a segment reads of other meshes."""
+    return [x for x in s.inputs if x.operation in self._crossing]
 
   @functools.cached_property
   def _crossing(self) -> set[Operation]:

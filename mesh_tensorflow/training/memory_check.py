@@ -31,11 +31,13 @@ def used_bytes(mesh_impl: MeshImpl) -> dict[str, int]:
   TPUs, not of CPU devices, which all use the RAM of the process.
 
   Args:
-    mesh_impl: the mesh.
+    mesh_impl: the mesh; of all its stages.
   """
   found = {"memory_bytes": _resident()}
-  for pnum in mesh_impl.local_processors:
-    device = mesh_impl.processor_device(pnum) or "CPU:0"
+  meshes = mesh_impl.stages.values() or [mesh_impl]
+  for device in [
+    impl.processor_device(p) or "CPU:0" for impl in meshes for p in impl.local_processors
+  ]:
     kind, number = (["", *device.upper().split(":")])[-2:]
     kind = kind.split("/")[-1]
     if kind != "CPU" and number.isdecimal():
@@ -121,7 +123,7 @@ class MemoryCheck:
         trace()
       except MayNotFitError:
         self._done = True
-        self._judge(describe(step).memory)
+        self._judge(describe(step, self._impl.layout_rules, self._impl.shape).memory)
         trace()
 
   def _judge(self, needed: Any) -> None:

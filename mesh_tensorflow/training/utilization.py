@@ -60,7 +60,7 @@ def _size_of_product(op: EinsumOperation) -> int:
 
 
 def peak_flops(given: float | str | None, mesh_impl: MeshImpl, dtype: tf.DType) -> float:
-  """FLOP/s of all devices of a mesh together.
+  """FLOP/s of all devices of a mesh together, and of its stages.
 
   Args:
     given: see `TrainerSettings.peak_flops`.
@@ -70,17 +70,17 @@ def peak_flops(given: float | str | None, mesh_impl: MeshImpl, dtype: tf.DType) 
   Returns:
     The number; 0 if it is not known: TPUs are not measured.
   """
+  meshes = mesh_impl.stages.values() or [mesh_impl]
   if isinstance(given, str):
     machine = convert_to_machine(given)
     assert machine is not None
     machine = machine_of(machine, mesh_impl, mesh_impl.shape.size)
     peak = machine.device.peak(dtype.name)
-    return peak if machine.shared else peak * mesh_impl.shape.size
+    return peak if machine.shared else peak * sum(impl.shape.size for impl in meshes)
   if given is not None:
     return float(given)
   if isinstance(mesh_impl, StrategyMeshImpl):
     return 0.0
-  meshes = mesh_impl.stages.values() or [mesh_impl]
   found = {impl.processor_device(p) or "CPU:0" for impl in meshes for p in impl.local_processors}
   devices = sorted(found)
   gpus = sum("CPU" not in d.upper() for d in devices)

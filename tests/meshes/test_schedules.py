@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import dataclasses
+import itertools
+import random
+import statistics
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -76,6 +81,35 @@ def test_microbatches_under_way_of_several_stages_on_a_mesh(stages, microbatches
   table = schedules.table(schedules.chain(2 * stages, stages), microbatches, "1f1b")
   most = [min(2 * (stages - r - 1) + stages + 1, 2 * microbatches) for r in range(stages)]
   assert [table.under_way(r) for r in range(stages)] == [n / 2 for n in most]
+
+
+@pytest.mark.parametrize("schedule", schedules.SCHEDULES)
+@pytest.mark.parametrize("stages,microbatches", COUNTS)
+def test_bytes_that_wait(stages, microbatches, schedule):
+  """Counted at the middle of each span in which nothing begins or ends."""
+  draw = random.Random(stages * microbatches)
+  tasks = schedules.chain(stages, split=schedule == "zero_bubble")
+  tasks = [dataclasses.replace(t, seconds=draw.choice([0.5, 1, 3])) for t in tasks]
+  table = schedules.table(tasks, microbatches, schedule)
+  arrivals = [
+    schedules.Arrival(before, i, draw.randint(1, 9))
+    for i, t in enumerate(tasks)
+    for before in t.after
+    if tasks[before].mesh != t.mesh
+  ]
+  at = {(a.task, a.microbatch): a for row in table.actions for a in row}
+  times = sorted({time for a in at.values() for time in (a.start, a.end)})
+  for mesh, found in enumerate(table.waiting(arrivals)):
+    expected = [0]
+    for time in map(statistics.mean, itertools.pairwise(times)):
+      expected.append(
+        sum(
+          x.bytes
+          for x, m in itertools.product(arrivals, range(microbatches))
+          if tasks[x.read].mesh == mesh and at[x.made, m].end < time < at[x.read, m].start
+        )
+      )
+    assert found == max(expected)
 
 
 def test_picture():

@@ -11,7 +11,7 @@ import pytest
 import tensorflow as tf
 
 import mesh_tensorflow as mtf
-from mesh_tensorflow.errors import ArgumentError, LayoutError
+from mesh_tensorflow.errors import ArgumentError, LayoutError, UnsupportedError
 from mesh_tensorflow.meshes import schedules
 from mesh_tensorflow.planning.evaluation import Evaluator
 from mesh_tensorflow.planning.machine import convert_to_machine
@@ -132,6 +132,25 @@ def test_memory_and_bytes():
   assert all(s.transient > s.gradients for s in one.stages)
   # The inputs of the first stage's layers, of 4 rows over two devices.
   assert one.stages[0].kept >= 2 * 2 * 64 * 4
+
+
+def test_what_comes_waits_for_its_task():
+  """Of GPipe's 8 the third stage ends its forward tasks when the last one has taken three."""
+  size = 4 * 64 * 4 // 2  # Of a microbatch of 4 rows, of which each of two devices has a half.
+  assert [s.waiting for s in plan(4, "gpipe").stages] == [0, 0, 2 * size, 5 * size]
+  assert [s.waiting for s in plan(4, "1f1b").stages] == [0, size, size, size]
+
+
+@pytest.mark.parametrize("others", [("data:4", "batch:data"), ("data:2", "")])
+def test_stages_that_differ_are_refused(others):
+  """And predicted on one mesh if one is given."""
+  pipeline = mtf.MeshImpl("data:2", "batch:data").with_stages([mtf.MeshImpl(*others)])
+  program = step(2)
+  program = mtf.function(pipeline, program.input_signature)(program.__wrapped__)
+  with pytest.raises(UnsupportedError, match="stage0 has mesh data:2, .*, stage1 mesh"):
+    program.plan()
+  found = mtf.describe(program, "batch:data", "data:2").pipeline
+  assert found.stages == plan(2).stages
 
 
 def test_seconds():

@@ -278,6 +278,15 @@ def test_stages_that_share_devices(cpu_devices):
     first.with_stages([other])
 
 
+def test_other_stages_that_are_none(cpu_devices):
+  first, second = meshes(["placement"] * 2, "all:2", "", cpu_devices).values()
+  with pytest.raises(mtf.errors.ArgumentError, match="with_stages: others must be a list"):
+    first.with_stages(second)
+  third = mtf.PlacementMeshImpl("all:2", "", cpu_devices[4:6])
+  with pytest.raises(mtf.errors.ArgumentError, match="stage 1 is a pipeline of 2 stages itself"):
+    first.with_stages([second.with_stages([third])])
+
+
 def test_microbatches_that_do_not_divide(cpu_devices):
   impls = meshes(["placement"] * 2, "all:1", "", cpu_devices)
   with pytest.raises(mtf.errors.ShapeError, match="3 microbatches, which does not divide it"):

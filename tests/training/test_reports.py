@@ -375,12 +375,29 @@ def test_the_peak_is_given_that_of_a_machine_or_measured(cpu_devices):
   machine = mtf.planning.Machine.load("a100")
   assert peak("a100") == 4 * machine.device.peak("float32")
   assert 1e8 < peak(None) < 1e15
+  # That of all stages.
+  impl = impl.with_stages([mtf.PlacementMeshImpl("all:2", "", cpu_devices[4:6])])
+  assert peak("a100") == 6 * machine.device.peak("float32")
 
 
 def test_memory_is_that_of_the_process(cpu_devices):
   impl = mtf.PlacementMeshImpl("all:2", "", cpu_devices[:2])
   found = memory_check.used_bytes(impl)
   assert list(found) == ["memory_bytes"] and 1e7 < found["memory_bytes"] < 1e13
+
+
+def test_memory_of_devices_is_that_of_all_stages(monkeypatch):
+  of = {f"GPU:{i}": 1000 * (i + 1) for i in range(3)}
+  monkeypatch.setattr(
+    tf.config.experimental, "get_memory_info", lambda name: {"current": 0, "peak": of[name]}
+  )
+  first, second = (
+    mtf.PlacementMeshImpl(f"all:{len(d)}", "", d) for d in (["GPU:0"], ["GPU:1", "GPU:2"])
+  )
+  found = memory_check.used_bytes(first.with_stages([second]))
+  assert {n: b for n, b in found.items() if "/" in n} == {
+    f"memory_bytes/{n}": b for n, b in of.items()
+  }
 
 
 @pytest.mark.parametrize(

@@ -9,6 +9,7 @@ import pytest
 import tensorflow as tf
 
 import mesh_tensorflow as mtf
+from docs.tools.resharding import SOURCES, TARGETS
 from tests import worker_group
 from tests.kinds import kept
 from tests.workers import meshes_program
@@ -72,9 +73,11 @@ def test_each_element_comes_to_each_worker_once(case, of_workers):
 @pytest.mark.long
 @pytest.mark.subprocess
 @pytest.mark.timeout(3600)
-def test_every_pair_of_drawn_layouts():
-  first, second = printed("drawn", timeout=3600)
-  assert len(first) == 24
+@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("source", SOURCES)
+def test_every_pair_of_drawn_layouts(source, target):
+  first, second = printed("drawn", source, target, timeout=3600)
+  assert list(first) == ["drawn", "drawn, across"]
   for case in first:
     check_bytes([first[case], second[case]], 144)
 
