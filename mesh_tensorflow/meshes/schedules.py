@@ -19,7 +19,7 @@ from __future__ import annotations
 import dataclasses
 import heapq
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from mesh_settings.run import PIPELINE_SCHEDULES
@@ -74,13 +74,15 @@ class Action:
   end: float
 
 
-class Arrival(NamedTuple):
-  """A tensor of each microbatch that goes from mesh to mesh.
+class Span(NamedTuple):
+  """The time for which a tensor of each microbatch is in memory on a mesh.
 
   Attributes:
-    made: number of the task that makes it.
-    read: number of the task on the other mesh that is the first to read it.
-    bytes: that it takes there, on each device.
+    made: number of the task that makes it. If that is on the mesh, it is there from the beginning
+      of this task to the end of `read`; if it is on another mesh, from its end, when the tensor
+      comes, to the beginning of `read`.
+    read: number of a task of the mesh.
+    bytes: that it takes on each device.
   """
 
   made: int
@@ -147,24 +149,26 @@ class Table:
       now -= not left[key]
     return most if len(held) < 2 else most / len(held)
 
-  def waiting(self, arrivals: Sequence[Arrival]) -> list[int]:
-    """The most bytes that have come to each mesh at a time before a task begins to read them.
-
-    In GPipe these are the gradients of the last stage, which come while the one before it is still
-    busy with forward tasks.
+  def most_held(self, spans: Iterable[Span], running: Mapping[int, int]) -> list[int]:
+    """The most bytes that each mesh holds at a time.
 
     Args:
-      arrivals: what goes from mesh to mesh.
+      spans: of tensors.
+      running: bytes that a task takes besides while it runs, by the numbers of tasks.
     """
     at = {(a.task, a.microbatch): a for row in self.actions for a in row}
-    changes: list[list[tuple[float, int]]] = [[] for _ in self.actions]
-    for x in arrivals:
+    changes: list[list[tuple[float, int]]] = [
+      [x for a in row for n in [running.get(a.task, 0)] for x in ((a.start, n), (a.end, -n))]
+      for row in self.actions
+    ]
+    for made, read, size in spans:
+      mesh = self.tasks[read].mesh
+      stays = self.tasks[made].mesh == mesh
       for m in range(self.microbatches):
-        changes[self.tasks[x.read].mesh] += [
-          (at[x.made, m].end, x.bytes),
-          (at[x.read, m].start, -x.bytes),
-        ]
-    # At one time what is read comes first.
+        first, last = at[made, m], at[read, m]
+        begin, end = (first.start, last.end) if stays else (first.end, last.start)
+        changes[mesh] += [(begin, size), (end, -size)]
+    # At one time what goes is first.
     return [
       max(itertools.accumulate(n for _, n in sorted(of_mesh)), default=0) for of_mesh in changes
     ]

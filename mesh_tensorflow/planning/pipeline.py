@@ -51,10 +51,8 @@ class StagePlan:
     variables: bytes of its variables on each device, those of the optimizer included.
     gradients: bytes of the sums of its gradients on each device.
     kept: bytes of activations on each device that a microbatch keeps for its way back.
-    waiting: the most bytes on each device that have come from other stages, at any time, and that
-      no task has begun to read.
-    transient: the most bytes on each device that a task makes besides, at any time, the gradients
-      of a microbatch among them, and what has come for that task alone.
+    activations: the most bytes on each device, at any time, of what microbatches keep, of what has
+      come from other stages and waits for its task, and of what the running task makes besides.
     under_way: the most microbatches of which it keeps activations; of a stage of several runs of
       layers each keeps a part of them.
     sent: bytes that each device sends to other stages in a step.
@@ -67,8 +65,7 @@ class StagePlan:
   variables: int
   gradients: int
   kept: int
-  waiting: int
-  transient: int
+  activations: int
   under_way: float
   sent: int
   forward: float = 0.0
@@ -77,9 +74,8 @@ class StagePlan:
 
   @property
   def memory(self) -> int:
-    """Bytes on each device, at most: variables, gradients, activations, and the running task's."""
-    kept = round(self.kept * self.under_way)
-    return self.variables + self.gradients + kept + self.waiting + self.transient
+    """Bytes on each device, at most: variables, sums and one more of gradients, activations."""
+    return self.variables + 2 * self.gradients + self.activations
 
 
 @dataclasses.dataclass(frozen=True)
@@ -177,8 +173,8 @@ class Block:
     outside: seconds of a step outside of the pipeline.
     variables: see `StagePlan`.
     gradients: likewise.
-    kept: likewise.
-    transient: the most bytes of a task besides gradients and what is kept.
+    spans: bytes on each device of a microbatch from one task of the program to another one.
+    running: bytes that a task makes besides, without gradients of weights, by its number.
   """
 
   name: str
@@ -188,8 +184,13 @@ class Block:
   outside: float
   variables: int
   gradients: int
-  kept: int
-  transient: int
+  spans: list[schedules.Span]
+  running: dict[int, int]
+
+  @property
+  def kept(self) -> int:
+    """See `StagePlan`."""
+    return sum(span.bytes for span in self.spans)
 
   @property
   def seconds(self) -> float:
@@ -384,9 +385,14 @@ class Blocks:
     return own
 
   @functools.cached_property
-  def _held(self) -> list[tuple[list[Tensor], list[Tensor]]]:
+  def _held(self) -> list[tuple[list[Tensor], dict[Tensor, tuple[int, int]]]]:
     """Finds what the segments of each mesh add up over the microbatches, and what they keep."""
     return [(self._summed(own), self._kept(own)) for own in self._own]
+
+  @functools.cached_property
+  def _task_of(self) -> dict[Segment, int]:
+    """The number of the task that each segment is."""
+    return {s: i for i, s in enumerate(self._parts.segments)}
 
   @functools.cached_property
   def _outside(self) -> list[list[Operation]]:
@@ -452,7 +458,6 @@ class Blocks:
       costs: of the operations on such a mesh.
       machine: the machine, or None.
     """
-    tasks = dict(zip(self._parts.segments, self._parts.tasks))
     size_of: _SizeOf = functools.cache(impl.slice_size)
     result = []
     for mesh, own, outside, variables, (summed, kept) in zip(
@@ -460,7 +465,7 @@ class Blocks:
     ):
       seconds = {"F": 0.0, "B": 0.0, "W": 0.0}
       for s in own:
-        kind = tasks[s].kind
+        kind = self._parts.tasks[self._task_of[s]].kind
         seconds["B" if kind == "FB" else kind] += self._seconds(
           s.operations, impl, costs, machine, self.microbatches
         )
@@ -475,12 +480,12 @@ class Blocks:
             v.stored_impl(impl).slice_size(v.shape) * v.slice_dtype.size for v in variables
           ),
           gradients=sum(_bytes(x, size_of) for x in summed),
-          kept=sum(_bytes(x, size_of) for x in kept),
-          transient=max(
-            self._transient(s, {*summed, *kept}, size_of)
+          spans=[schedules.Span(*tasks, _bytes(x, size_of)) for x, tasks in kept.items()],
+          running={
+            self._task_of[s]: self._transient(s, {*summed, *kept}, size_of)
             + sum(_bytes(x, size_of) for x in {*self._came(s)} - {*kept})
             for s in own
-          ),
+          },
         )
       )
     return result
@@ -506,12 +511,12 @@ class Blocks:
       if isinstance(r, Reshard):
         made[r.outputs[0]] = made[r.inputs[0]]
     came: set[Tensor] = set()
-    arrivals = []
+    spans = [span for block in blocks for span in block.spans]
     for i, (s, _) in enumerate(self._tasks()):
       # What a later task reads again is there.
       new = [x for x in self._came(s) if x not in came]
       came.update(new)
-      arrivals += [schedules.Arrival(made[x], i, _bytes(x, impl.slice_size)) for x in new]
+      spans += [schedules.Span(made[x], i, _bytes(x, impl.slice_size)) for x in new]
       if machine is not None:
         seconds = self._seconds(s.operations, impl, costs, machine, self.microbatches)
         for x in new:
@@ -521,10 +526,9 @@ class Blocks:
         tasks[i] = dataclasses.replace(tasks[i], seconds=max(seconds * together, 1e-9))
     table = schedules.table(tasks, self.microbatches, self.schedule)
     ones = [1] * len(self)
-    sends, waits = self._sent(ones, self.crossings(impl)), table.waiting(arrivals)
-    stages = [
-      self._stage([b], table, i, waits[i], sends[i], together) for i, b in enumerate(blocks)
-    ]
+    running = {task: n for block in blocks for task, n in block.running.items()}
+    sends, held = self._sent(ones, self.crossings(impl)), table.most_held(spans, running)
+    stages = [self._stage([b], table, i, held[i], sends[i], together) for i, b in enumerate(blocks)]
     return PipelinePlan(self.schedule, table, stages, machine is not None, tuple(ones))
 
   def plan(
@@ -609,21 +613,28 @@ class Blocks:
       made.append(add(s, "F", made[-1:], forward[s]))
     last = add(stages - 1, "FB", made[-1:], forward[-1] + backward[-1])
     made.append(last)
-    back = {stages - 1: last}
+    back, weighing = {stages - 1: last}, {}
     for s in range(stages - 1, -1, -1):
       if s < stages - 1:
         back[s] = last = add(s, "B", [made[s], last], backward[s])
-      if weights[s]:
-        add(s, "W", [last], weights[s])
+      weighing[s] = add(s, "W", [last], weights[s]) if weights[s] else back[s]
     table = schedules.table(tasks, self.microbatches, self.schedule)
-    arrivals = []
+    spans, running = [], collections.Counter[int]()
     for c, a, b in between:
       of = back if c.is_backward else made
-      arrivals.append(schedules.Arrival(of[a], of[b], c.size))
-    sent, waits = self._sent(cut, crossings), table.waiting(arrivals)
+      spans.append(schedules.Span(of[a], of[b], c.size))
+    for s, part in enumerate(parts):
+      # The task of the stage that a task of the program is a part of.
+      of_kind = {"F": made[s], "FB": made[s], "B": back[s], "W": weighing[s]}
+      number = {i: of_kind[t.kind] for i, (_, t) in enumerate(self._tasks())}
+      for block in part:
+        spans += [schedules.Span(number[i], number[j], n) for i, j, n in block.spans]
+        for i, n in block.running.items():
+          running[number[i]] = max(running[number[i]], n)
+    sent, held = self._sent(cut, crossings), table.most_held(spans, running)
     found = []
     for s, part in enumerate(parts):
-      one = self._stage(part, table, s, waits[s], sent[s], together)
+      one = self._stage(part, table, s, held[s], sent[s], together)
       found.append(dataclasses.replace(one, name=f"stage{s}"))
     return PipelinePlan(self.schedule, table, found, True, tuple(cut))
 
@@ -632,7 +643,7 @@ class Blocks:
     part: Sequence[Block],
     table: schedules.Table,
     number: int,
-    waiting: int,
+    held: int,
     sent: int,
     together: int,
   ) -> StagePlan:
@@ -644,8 +655,7 @@ class Blocks:
       variables=sum(b.variables for b in part),
       gradients=gradients,
       kept=sum(b.kept for b in part),
-      waiting=waiting,
-      transient=max(b.transient for b in part) + gradients,
+      activations=held,
       under_way=table.under_way(number),
       sent=sent,
       forward=sum(t.seconds for t in own if t.kind == "F") if is_timed else 0.0,
@@ -689,13 +699,22 @@ class Blocks:
     made = {x for s in own for x in s.outputs}
     return [x for x in dict.fromkeys(self._parts.summed) if x in made]
 
-  def _kept(self, own: Sequence[Segment]) -> list[Tensor]:
-    """What segments of a mesh leave for later ones of the same microbatch there."""
-    made = {x: s for s in own for x in s.outputs}
-    later = {x: None for s in own for x in s.inputs if x in made and made[x] is not s}
-    # What comes from another mesh and is used by several is kept, too.
-    uses = collections.Counter(x for s in own for x in self._came(s))
-    return [*later, *(x for x, n in uses.items() if n > 1)]
+  def _kept(self, own: Sequence[Segment]) -> dict[Tensor, tuple[int, int]]:
+    """What segments of a mesh leave for later ones of a microbatch, with first and last task.
+
+    What comes from another mesh and is read by several is kept, too, from the first of them.
+    """
+    first = {x: self._task_of[s] for s in own for x in s.outputs}
+    kept: dict[Tensor, tuple[int, int]] = {}
+    for s in own:
+      came = set(self._came(s))
+      for x in s.inputs:
+        task = self._task_of[s]
+        if x in first or x in came:
+          begin = first.setdefault(x, task)
+          if begin != task:
+            kept[x] = begin, task
+    return kept
 
   def _came(self, s: Segment) -> list[Tensor]:
     """What a segment reads of other meshes."""
@@ -736,7 +755,7 @@ class _Held:
     self._microbatches = microbatches
     self._fixed = [0, *itertools.accumulate(b.variables + 2 * b.gradients for b in blocks)]
     self._kept = [0, *itertools.accumulate(b.kept for b in blocks)]
-    self._transient = [b.transient for b in blocks]
+    self._transient = [max(b.running.values()) for b in blocks]
 
   def memory(self, s: int, begin: int, end: int) -> int:
     """Bytes of stage `s` with blocks from `begin` to before `end`."""

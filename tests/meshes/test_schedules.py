@@ -85,30 +85,30 @@ def test_microbatches_under_way_of_several_stages_on_a_mesh(stages, microbatches
 
 @pytest.mark.parametrize("schedule", schedules.SCHEDULES)
 @pytest.mark.parametrize("stages,microbatches", COUNTS)
-def test_bytes_that_wait(stages, microbatches, schedule):
+def test_most_bytes_at_a_time(stages, microbatches, schedule):
   """Counted at the middle of each span in which nothing begins or ends."""
   draw = random.Random(stages * microbatches)
   tasks = schedules.chain(stages, split=schedule == "zero_bubble")
   tasks = [dataclasses.replace(t, seconds=draw.choice([0.5, 1, 3])) for t in tasks]
   table = schedules.table(tasks, microbatches, schedule)
-  arrivals = [
-    schedules.Arrival(before, i, draw.randint(1, 9))
-    for i, t in enumerate(tasks)
-    for before in t.after
-    if tasks[before].mesh != t.mesh
-  ]
+  needs = [(before, i) for i, t in enumerate(tasks) for before in t.after]
+  spans = [schedules.Span(*pair, draw.randint(1, 9)) for pair in needs]
+  running = {i: draw.randint(0, 9) for i in range(0, len(tasks), 2)}
   at = {(a.task, a.microbatch): a for row in table.actions for a in row}
   times = sorted({time for a in at.values() for time in (a.start, a.end)})
-  for mesh, found in enumerate(table.waiting(arrivals)):
+
+  def is_held(span, m, time):
+    if tasks[span.made].mesh == tasks[span.read].mesh:
+      return at[span.made, m].start < time < at[span.read, m].end
+    return at[span.made, m].end < time < at[span.read, m].start
+
+  for mesh, found in enumerate(table.most_held(spans, running)):
     expected = [0]
     for time in map(statistics.mean, itertools.pairwise(times)):
-      expected.append(
-        sum(
-          x.bytes
-          for x, m in itertools.product(arrivals, range(microbatches))
-          if tasks[x.read].mesh == mesh and at[x.made, m].end < time < at[x.read, m].start
-        )
-      )
+      own = [x for x in spans if tasks[x.read].mesh == mesh]
+      held = [x.bytes for x in own for m in range(microbatches) if is_held(x, m, time)]
+      held += [running.get(a.task, 0) for a in table.actions[mesh] if a.start < time < a.end]
+      expected.append(sum(held))
     assert found == max(expected)
 
 
