@@ -9,10 +9,10 @@ import tensorflow as tf
 
 from mesh_tensorflow.errors import ArgumentError, GradientError, GraphError, ShapeError
 from mesh_tensorflow.meshes import schedules
-from mesh_tensorflow.operations.binary import add
+from mesh_tensorflow.operations.binary import AddOperation, add, add_n
 from mesh_tensorflow.operations.comparison import less
 from mesh_tensorflow.operations.constants import constant
-from mesh_tensorflow.operations.cross_mesh import reshard
+from mesh_tensorflow.operations.cross_mesh import Reshard, reshard
 from mesh_tensorflow.operations.elementwise import cast_before_sum
 from mesh_tensorflow.operations.gradients import gradients
 from mesh_tensorflow.operations.indexing import GatherOperation, ScatterAddOperation
@@ -24,7 +24,7 @@ from mesh_tensorflow.program.dimensions import (
   convert_to_dimension,
   no_such_dimension,
 )
-from mesh_tensorflow.program.graph import Tensor
+from mesh_tensorflow.program.graph import Mesh, Tensor
 
 __all__ = ["serialize_training_step"]
 
@@ -127,6 +127,7 @@ def accumulate(
   # first: each processor finds examples of every microbatch among its own, and moves nothing.
   cut = {k: replace_dimensions(x, batch_dim, [smaller, microbatch]) for k, x in features.items()}
   output_keys: list[str] = []
+  meshes: list[tuple[Mesh, list[Mesh]]] = []  # Of each sum: that it is on, those of its parts.
 
   def cond_fn(i: Tensor) -> Tensor:
     return less(i, num_splits)
@@ -139,16 +140,14 @@ def accumulate(
       for k, x in cut.items()
     }
     summed, outputs = body(parts, i)
-    # Added up in float32 at least, over many microbatches.
-    summed = [
-      cast_before_sum(x, tf.float32) if x.dtype.is_floating and x.dtype.size < 4 else x
-      for x in summed
-    ]
     output_keys.extend(outputs)
     scattered = [_scatter_microbatch(outputs[k], i, smaller, microbatch) for k in output_keys]
-    # The loop adds up what follows the counter: gradients, and outputs that are zero outside of
-    # their microbatch.
-    return [add(i, 1), *summed, *scattered]
+    made = [_before_reshards(x) for x in [*summed, *scattered]]
+    meshes.extend((x.mesh, list(of)) for x, of in zip([*summed, *scattered], made))
+    # The loop adds up what follows the counter: gradients, in float32 at least, and outputs that
+    # are zero outside of their microbatch.
+    exact = [_in_float32(x) for of in made[: len(summed)] for x in of.values()]
+    return [add(i, 1), *exact, *(x for of in made[len(summed) :] for x in of.values())]
 
   start = constant(mesh, 0, shape=[], dtype=tf.int32)
   results = WhileLoopOperation(
@@ -159,12 +158,39 @@ def accumulate(
     has_accumulators=True,
     schedule=schedule,
   ).outputs[1:]
-  n = len(results) - len(output_keys)
+  left = iter(results)
+  totals = [add_n([reshard(next(left), mesh) for _ in of]) for mesh, of in meshes]
+  n = len(totals) - len(output_keys)
   outputs = {
     k: replace_dimensions(x, [smaller, microbatch], batch_dim) if microbatch in x.shape else x
-    for k, x in zip(output_keys, results[n:])
+    for k, x in zip(output_keys, totals[n:])
   }
-  return results[:n], outputs
+  return totals[:n], outputs
+
+
+def _in_float32(x: Tensor) -> Tensor:
+  """A tensor to be added up over many microbatches."""
+  return cast_before_sum(x, tf.float32) if x.dtype.is_floating and x.dtype.size < 4 else x
+
+
+def _before_reshards(x: Tensor) -> dict[Mesh, Tensor]:
+  """The parts of which a tensor is the sum, by the meshes that make them.
+
+  So the gradient of a variable that several meshes read goes from mesh to mesh once, and not for
+  each microbatch.
+  """
+  parts: dict[Mesh, list[Tensor]] = {}
+  left = [x]
+  while left:
+    y = left.pop()
+    op = y.operation
+    if isinstance(op, Reshard):
+      left += op.inputs
+    elif isinstance(op, AddOperation) and all(z.shape == x.shape for z in op.inputs):
+      left += reversed(op.inputs)
+    else:
+      parts.setdefault(y.mesh, []).append(y)
+  return {x.mesh: x} if list(parts) == [x.mesh] else {m: add_n(xs) for m, xs in parts.items()}
 
 
 def _gradients_of_variables(loss: Tensor) -> list[Tensor]:

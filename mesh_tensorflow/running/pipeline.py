@@ -20,7 +20,6 @@ from mesh_tensorflow.errors import UnsupportedError
 from mesh_tensorflow.meshes import cross_mesh, schedules
 from mesh_tensorflow.meshes.laid_out import LaidOutTensor, LazyAllreduceSum
 from mesh_tensorflow.numerics import constants
-from mesh_tensorflow.operations.binary import AddOperation
 from mesh_tensorflow.operations.control import ScalarSummaryOperation
 from mesh_tensorflow.operations.cross_mesh import Reshard
 from mesh_tensorflow.operations.loops import WhileLoopOperation
@@ -47,27 +46,20 @@ class Stages:
       they run before these.
     counters: `Reshard`s of the number of the microbatch.
     order: the segments, and the `Reshard`s between them.
-    sums: for each output of the body but the first the tensors that are added up in its place, each
-      on its own mesh: what a `Reshard` brings from mesh to mesh is added up before, also if it is
-      an addend of the output (the gradient of a table that two stages read, say).
+    summed: the outputs of the body but the first, which are added up over the microbatches.
     tasks: for each segment its `schedules.Task`.
   """
 
   once: list[Operation]
   counters: list[Reshard]
   order: list[Segment | Operation]
-  sums: list[list[Tensor]]
+  summed: list[Tensor]
   tasks: list[schedules.Task]
 
   @property
   def segments(self) -> list[Segment]:
     """The segments, in order."""
     return [s for s in self.order if isinstance(s, Segment)]
-
-  @property
-  def summed(self) -> list[Tensor]:
-    """All tensors that are added up over the microbatches."""
-    return [x for parts in self.sums for x in parts]
 
 
 def divided(loop: WhileLoopOperation, impl_of: ImplOf, seed: Tensor | None) -> Stages:
@@ -95,9 +87,7 @@ def divided(loop: WhileLoopOperation, impl_of: ImplOf, seed: Tensor | None) -> S
     for v in changed(op):
       raise UnsupportedError(f"{what}, and {op.name} in it changes {v.name}; assign after it")
   number = body.placeholders[0]
-  inside = set(body.operations)
-  sums = [_addends(y, inside, impl_of) for y in body.outputs[1:]]
-  outputs = [x for parts in sums for x in parts]
+  outputs = body.outputs[1:]
   needed = needed_operations(body.operations, outputs)
   # What depends on the microbatch.
   varies, numbers = {number}, {number}
@@ -127,26 +117,7 @@ def divided(loop: WhileLoopOperation, impl_of: ImplOf, seed: Tensor | None) -> S
   if loop.schedule == "zero_bubble":
     order = [part for s in order for part in _split(s, order)]
   connect(order, outputs, seed)
-  return Stages(once, counters, order, sums, _tasks(order, impl_of, outputs))
-
-
-def _addends(y: Tensor, inside: set[Operation], impl_of: ImplOf) -> list[Tensor]:
-  """The tensors whose sum an output of the body is, before they go from mesh to mesh.
-
-  Args:
-    y: the output.
-    inside: the operations of the body.
-    impl_of: returns the mesh implementation of a tensor.
-  """
-  op = y.operation
-  if op in inside and isinstance(op, Reshard):
-    return _addends(op.inputs[0], inside, impl_of)
-  alike = all(x.shape == y.shape and x.dtype == y.dtype for x in op.inputs)
-  if op in inside and isinstance(op, AddOperation) and len(op.inputs) == 2 and alike:
-    found = [part for x in op.inputs for part in _addends(x, inside, impl_of)]
-    if any(impl_of(part) is not impl_of(y) for part in found):
-      return found
-  return [y]
+  return Stages(once, counters, order, outputs, _tasks(order, impl_of, outputs))
 
 
 def _is_invariant(op: Operation, varies: set[Tensor], impl_of: ImplOf) -> bool:
@@ -350,43 +321,28 @@ class _LoweredPipeline:
     counts = LaidOutTensor([count] * len(impl.local_processors))
     lowering.set_tensor_lowering(loop.outputs[0], counts)
     axes = {x: a for f in self.functions for x, a in f.pending.items()}
-    for out, parts in zip(loop.outputs[1:], self.stages.sums):
-      target = self.impl_of(out)
-      value, *others = [self._brought(x, target, sums, axes) for x in parts]
-      for other in others:
-        slices = [v.to_laid_out_tensor().tensor_list for v in (value, other)]
-        value = LaidOutTensor(_added(target, *slices))
-      lowering.set_tensor_lowering(out, value)
+    for out, x in zip(loop.outputs[1:], self.stages.summed):
+      lowering.set_tensor_lowering(out, self._total(x, sums, axes))
 
-  def _brought(
-    self,
-    x: Tensor,
-    target: Any,
-    sums: Mapping[Tensor, list[Any]],
-    axes: Mapping[Tensor, list[int]],
+  def _total(
+    self, x: Tensor, sums: Mapping[Tensor, list[Any]], axes: Mapping[Tensor, list[int]]
   ) -> Any:
-    """The sum of a tensor over the microbatches, on a mesh.
+    """The sum of a tensor over the microbatches.
 
     Args:
       x: the tensor.
-      target: the mesh implementation.
       sums: the slices of sums that were made microbatch by microbatch.
       axes: of those that are pending sums of the mesh the mesh axes.
     """
     impl = self.impl_of(x)
-    value: Any
-    if x in sums:
-      value = LaidOutTensor(sums[x])
-      if x in axes:
-        around: Any = Around(impl)
-        value = LazyAllreduceSum(around, value, axes[x])
-    else:  # The same for all microbatches.
+    if x not in sums:  # The same for all microbatches.
       n = self.count
       slices = self.running.value(x, impl).tensor_list
-      value = LaidOutTensor([t * tf.cast(n, t.dtype) for t in slices])
-    if target is not impl:
-      slices = value.to_laid_out_tensor().tensor_list
-      value = LaidOutTensor(cross_mesh.reshard(impl, target, x.shape, x.dtype, slices))
+      return LaidOutTensor([t * tf.cast(n, t.dtype) for t in slices])
+    value: Any = LaidOutTensor(sums[x])
+    if x in axes:
+      around: Any = Around(impl)
+      value = LazyAllreduceSum(around, value, axes[x])
     return value
 
 

@@ -28,21 +28,23 @@ def model(features, stages):
       y = mtf.layers.dense(x, [HIDDEN], reduced_dims=[IO], activation=mtf.relu, name=f"in{i}")
       y = mtf.dropout(y, True, rate=0.2)
       x = x + mtf.layers.dense(y, [IO], reduced_dims=[HIDDEN], name=f"out{i}")
-      losses.append(mtf.reduce_mean(mtf.square(x)) * 0.01)
+      losses.append(mtf.to_float(mtf.reduce_mean(mtf.square(x))) * 0.01)
   with mtf.stage(stages[-1]):
     logits = mtf.einsum([x, table], output_shape=[*x.shape.dims[:1], VOCAB])
-    targets = mtf.one_hot(ids, VOCAB)
+    targets = mtf.one_hot(ids, VOCAB, dtype=logits.dtype)
     losses.append(
-      mtf.reduce_mean(mtf.layers.softmax_cross_entropy_with_logits(logits, targets, VOCAB))
+      mtf.to_float(
+        mtf.reduce_mean(mtf.layers.softmax_cross_entropy_with_logits(logits, targets, VOCAB))
+      )
     )
     loss = mtf.add_n(losses) * 0.25
   return {"loss": loss, "logits": logits}
 
 
-def train(impl, stages, schedule="1f1b", microbatches=4, steps=3, clip=0.5):
+def train(impl, stages, schedule="1f1b", microbatches=4, steps=3, clip=0.5, precision=None):
   """Losses of some steps, logits of the last, and the variables after them."""
 
-  @mtf.function(impl, [mtf.TensorSpec([BATCH], tf.int32)])
+  @mtf.function(impl, [mtf.TensorSpec([BATCH], tf.int32)], precision=precision)
   def step(ids):
     grads, outputs = mtf.serialize_training_step(
       {"ids": ids}, lambda f: model(f, stages), BATCH, microbatches, schedule=schedule
@@ -198,8 +200,10 @@ def test_each_part_is_traced_once(cpu_devices):
   assert many[1] == few[1]
 
 
-@pytest.mark.parametrize("microbatches", [2, 8])
-def test_a_tied_table_and_its_gradient_cross_once(microbatches, cpu_devices, monkeypatch):
+@pytest.mark.parametrize("microbatches,precision", [(2, None), (8, None), (4, "bfloat16")])
+def test_a_tied_table_and_its_gradient_cross_once(
+  microbatches, precision, cpu_devices, monkeypatch
+):
   """What the last stage adds to the gradient is summed there over the microbatches."""
   crossed, plain = [], cross_mesh.reshard
 
@@ -209,7 +213,7 @@ def test_a_tied_table_and_its_gradient_cross_once(microbatches, cpu_devices, mon
 
   monkeypatch.setattr(cross_mesh, "reshard", reshard)
   impls = meshes(["placement"] * 2, "all:2", "batch:all", cpu_devices)
-  train(impls, list(impls), microbatches=microbatches, steps=1)
+  train(impls, list(impls), microbatches=microbatches, steps=1, precision=precision)
   sizes = [set(shape.dimension_names) for shape in crossed]
   assert sizes.count({"vocab", "io"}) == 2
   # Activations and their gradients cross in each microbatch.
