@@ -179,6 +179,8 @@ def _before_reshards(x: Tensor) -> dict[Mesh, Tensor]:
   So the gradient of a variable that several meshes read goes from mesh to mesh once, and not for
   each microbatch.
   """
+  if len(x.graph.meshes) == 1:
+    return {x.mesh: x}
   parts: dict[Mesh, list[Tensor]] = {}
   left = [x]
   while left:

@@ -700,7 +700,7 @@ class Blocks:
     return [x for x in dict.fromkeys(self._parts.summed) if x in made]
 
   def _kept(self, own: Sequence[Segment]) -> dict[Tensor, tuple[int, int]]:
-    """What segments of a mesh leave for later ones of a microbatch, with first and last task.
+    """Tensors that segments of a mesh leave for later ones, with their first and last task.
 
     What comes from another mesh and is read by several is kept, too, from the first of them.
     """
@@ -717,7 +717,7 @@ class Blocks:
     return kept
 
   def _came(self, s: Segment) -> list[Tensor]:
-    """What a segment reads of other meshes."""
+    """The tensors of other meshes that a segment reads."""
     return [x for x in s.inputs if x.operation in self._crossing]
 
   @functools.cached_property
