@@ -52,9 +52,9 @@ class Draws:
 # Layers are made of operations, and take longer. Tracing grows with the mesh, so one of the layouts
 # is of four processors.
 DRAWS = {
-  "operations": Draws(3, 4, 8, "r:2,s:2", 4),
+  "operations": Draws(3, 3, 8, "r:2,s:2", 5),
   "decoding": Draws(2, 4, 8),
-  "layers": Draws(2, 2, 8, "r:2,s:2", 4),
+  "layers": Draws(2, 2, 8, "r:2,s:2", 5),
 }
 # Families of which a program is large: loops, or complex numbers as their two parts. Tracing is
 # most of it: one of their layouts is of two processors.
@@ -134,10 +134,12 @@ def uneven_layouts(family: str) -> list[framework.Layout]:
 
 
 def _modes_of_uneven(family: str, number: int, draw: int) -> Sequence[str]:
-  """Each layout eagerly in one implementation; the first is traced, too, unless that is large."""
+  """Each layout eagerly in one implementation; of every third family, unless it is large, the first
+  one traced, too: in turns in the two.
+  """
   if ALL_TRACED:
     return framework.MODES
-  traced = [] if draw or family in LARGE else [_TRACED[number % 2]]
+  traced = [] if draw or number % 3 or family in LARGE else [_TRACED[number % 2]]
   return [_EAGER[draw % 2], *traced]
 
 

@@ -6,7 +6,7 @@ the second time is a long test.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import keras
@@ -36,13 +36,28 @@ def _iterators_end_at_once() -> Iterator[None]:
 
 
 @pytest.fixture(autouse=True, scope="session")
-def _plain_keras_without_xla() -> Iterator[None]:
-  """Programs of plain Keras are not compiled by XLA unless a test asks for it.
+def _plain_keras_runs_operations_one_by_one() -> Iterator[None]:
+  """Beside a model on a mesh: to trace its step takes longer than to run the few of a test.
 
-  To compile one takes longer than all that it computes in a test.
+  Models on a mesh do not make Keras' functions. Several steps per execution are a loop, which is
+  traced; it is not compiled by XLA unless a test asks for it.
   """
+
+  def with_operations_one_by_one(make: Callable[..., Any]) -> Callable[..., Any]:
+    def made(model: keras.Model, force: bool = False) -> Any:
+      asked = model.run_eagerly
+      model.run_eagerly = asked or model.steps_per_execution == 1
+      try:
+        return make(model, force)
+      finally:
+        model.run_eagerly = asked
+
+    return made
+
   with pytest.MonkeyPatch.context() as m:
     m.setattr(keras.Model, "_resolve_auto_jit_compile", lambda self: False, raising=False)
+    for name in ("make_train_function", "make_test_function", "make_predict_function"):
+      m.setattr(keras.Model, name, with_operations_one_by_one(getattr(keras.Model, name)))
     yield
 
 
