@@ -15,6 +15,7 @@ from __future__ import annotations
 import builtins
 import dataclasses
 import dis
+import os
 import re
 import types
 
@@ -107,8 +108,12 @@ def test_program(page, run_forked, tmp_path):
   for part in ROOT.iterdir():
     if not part.name.startswith("."):
       (folder / part.name).symlink_to(part)
+  # TensorFlow's graph optimizer runs in the programs of the README; here as in tests/in_process.py.
+  off = os.environ.get("MTF_GRAPH_OPTIMIZER") != "1"
+  options = f"{{'disable_meta_optimizer': {off}}}"
   run = (
     f"import os; os.chdir({str(folder)!r}); "
+    f"import tensorflow; tensorflow.config.optimizer.set_experimental_options({options}); "
     f"exec(compile(open({str(program)!r}).read(), {str(DOCS / page)!r}, 'exec'),"
     " {'__name__': '__main__'})"
   )

@@ -1,11 +1,14 @@
 """Tests that compare an imported function run a second time, with the layout that is searched.
 
-Of the functions in a module's `LONG_IF_SEARCHED` the second time is a long test.
+So does each case of a function in `make long`, one in four in `make test`; of the functions in a
+module's `LONG_IF_SEARCHED` none.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import collections
+import pathlib
+from collections.abc import Iterator, Sequence
 
 import pytest
 
@@ -20,6 +23,19 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     mark = pytest.mark.long if is_long else pytest.mark.slow
     both = ["given", pytest.param("auto", marks=mark)]
     metafunc.parametrize("layouts_of", both, indirect=True)
+
+
+def pytest_collection_modifyitems(items: Sequence[pytest.Item]) -> None:
+  room = pathlib.Path(__file__).parent
+  searched: collections.Counter[str] = collections.Counter()
+  for item in items:
+    if item.path.parent != room or item.get_closest_marker("long"):
+      continue
+    if getattr(item, "callspec", None) and item.callspec.params.get("layouts_of") == "auto":
+      name = item.nodeid.partition("[")[0]
+      if searched[name] % 4:
+        item.add_marker(pytest.mark.long)
+      searched[name] += 1
 
 
 @pytest.fixture

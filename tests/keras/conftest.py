@@ -36,12 +36,15 @@ def _iterators_end_at_once() -> Iterator[None]:
 
 
 @pytest.fixture(autouse=True, scope="session")
-def _plain_keras_runs_operations_one_by_one() -> Iterator[None]:
-  """Beside a model on a mesh: to trace its step takes longer than to run the few of a test.
+def _traced_by_keras() -> Iterator[dict[str, Callable[..., Any]]]:
+  """Plain Keras, beside which the tests look at parallel models, runs operations one by one.
 
-  Models on a mesh do not make Keras' functions. Several steps per execution are a loop, which is
-  traced; it is not compiled by XLA unless a test asks for it.
+  To trace its step takes longer than to run the few steps of a test. Models on a mesh do not make
+  Keras' functions. Several steps per execution are a loop, which is traced; it is not compiled by
+  XLA unless a test asks for it. Yields Keras' methods, which trace.
   """
+  names = ("make_train_function", "make_test_function", "make_predict_function")
+  traced = {name: getattr(keras.Model, name) for name in names}
 
   def with_operations_one_by_one(make: Callable[..., Any]) -> Callable[..., Any]:
     def made(model: keras.Model, force: bool = False) -> Any:
@@ -56,9 +59,18 @@ def _plain_keras_runs_operations_one_by_one() -> Iterator[None]:
 
   with pytest.MonkeyPatch.context() as m:
     m.setattr(keras.Model, "_resolve_auto_jit_compile", lambda self: False, raising=False)
-    for name in ("make_train_function", "make_test_function", "make_predict_function"):
-      m.setattr(keras.Model, name, with_operations_one_by_one(getattr(keras.Model, name)))
-    yield
+    for name, make in traced.items():
+      m.setattr(keras.Model, name, with_operations_one_by_one(make))
+    yield traced
+
+
+@pytest.fixture
+def keras_traces(
+  _traced_by_keras: dict[str, Callable[..., Any]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+  """Plain Keras traces its functions, as it does for users."""
+  for name, make in _traced_by_keras.items():
+    monkeypatch.setattr(keras.Model, name, make)
 
 
 @pytest.fixture

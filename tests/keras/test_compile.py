@@ -84,7 +84,7 @@ def test_compiled_in_a_callback() -> None:
   assert_same_variables(model, alone)
 
 
-def test_an_optimizer_that_is_only_set_does_not_train_as_in_keras() -> None:
+def test_an_optimizer_that_is_only_set_does_not_train_as_in_keras(keras_traces: None) -> None:
   alone, model, parallel = _both()
   for run, one in ((alone, alone), (parallel, model)):
     run.fit(X, Y, **FIT)

@@ -69,7 +69,7 @@ def compiled(model: keras.Model, optimizer: Any = "adam", **kwargs: Any) -> kera
 
 
 def trained(
-  model: keras.Model, x: Any = X, y: Any = Y, *, predicts: bool = True, **kwargs: Any
+  model: keras.Model, x: Any = X, y: Any = Y, *, predicts: bool = False, **kwargs: Any
 ) -> Values:
   """Losses, weights, slots, metrics and perhaps predictions after two more steps."""
   history = model.fit(x, y, **{**FIT, **kwargs}).history
@@ -99,9 +99,7 @@ def lora_after_a_prediction() -> Values:
   model.predict(X, batch_size=8, verbose=0)
   model.evaluate(X, Y, batch_size=8, verbose=0)
   model.layers[0].enable_lora(4)
-  found = trained(model)
-  del found["predictions"]  # Those of Keras' function of before, which has no adapter.
-  return found
+  return trained(model)  # To predict is a function of before, which has no adapter.
 
 
 @feature
@@ -121,7 +119,7 @@ def lora_of_einsum_and_embedding() -> Values:
   model = keras.Sequential([keras.Input((6,)), embedding, einsum, *ends], name="net")
   einsum.enable_lora(2)
   embedding.enable_lora(2)
-  return trained(compiled(model, optimizers.SGD(0.5)), IDS)
+  return trained(compiled(model, optimizers.SGD(0.5)), IDS, predicts=True)
 
 
 @feature
@@ -149,7 +147,9 @@ def a_weight_that_is_added_later() -> Values:
   scale = Scale()
   scale.scale = scale.add_weight(shape=(8,), initializer="ones", name="scale")
   head = layers.Dense(4, name="up")
-  return trained(compiled(keras.Sequential([model, layers.Dense(8), scale, head], name="all")))
+  return trained(
+    compiled(keras.Sequential([model, layers.Dense(8), scale, head], name="all")), predicts=True
+  )
 
 
 # -------------------------------------------------------------------------------- number formats
@@ -163,7 +163,7 @@ def of_policy(policy: str, optimizer: Callable[[], Any]) -> Callable[[], Values]
   def run() -> Values:
     keras.config.set_dtype_policy(policy)
     try:
-      return trained(compiled(net(), optimizer()))
+      return trained(compiled(net(), optimizer()), predicts=True)
     finally:
       keras.config.set_dtype_policy("float32")
 
@@ -186,7 +186,7 @@ def scaled_losses_that_overflow() -> Values:
   x = X.copy()
   x[9] = np.inf
   found = trained(compiled(net(), scaled, metrics=None), x)
-  del found["history loss"], found["predictions"]  # Not finite.
+  del found["history loss"]  # Not finite.
   return {name: v for name, v in found.items() if np.isfinite(v).all()}
 
 
@@ -194,7 +194,7 @@ def scaled_losses_that_overflow() -> Values:
 
 
 def of_optimizer(make: Callable[[], Any], **kwargs: Any) -> Callable[[], Values]:
-  return lambda: trained(compiled(net(), make(), **kwargs), predicts=False)
+  return lambda: trained(compiled(net(), make(), **kwargs))
 
 
 def _decayed() -> Any:
@@ -274,7 +274,7 @@ def lora_of_int8() -> Values:
   model.quantize("int8")
   for layer in model.layers:
     layer.enable_lora(2)
-  return trained(compiled(model, optimizers.SGD(0.1)))
+  return trained(compiled(model, optimizers.SGD(0.1)), predicts=True)
 
 
 @feature
@@ -307,7 +307,7 @@ def a_file() -> Values:
   compiled(model).fit(X, Y, **FIT)
   with tempfile.TemporaryDirectory() as folder:
     model.save(pathlib.Path(folder) / "net.keras")
-    return trained(keras.models.load_model(pathlib.Path(folder) / "net.keras"))
+    return trained(keras.models.load_model(pathlib.Path(folder) / "net.keras"), predicts=True)
 
 
 @feature
@@ -321,7 +321,7 @@ def a_subclass() -> Values:
       self.add_loss(0.01 * keras.ops.mean(x))
       return self.down(keras.ops.tanh(self.up(x)))
 
-  return trained(compiled(Classifier()))
+  return trained(compiled(Classifier()), predicts=True)
 
 
 @feature
@@ -333,7 +333,7 @@ def two_inputs_and_outputs() -> Values:
   model = keras.Model({"numbers": numbers, "ids": ids}, outputs, name="net")
   kinds = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
   model.compile("sgd", {"kind": kinds, "size": "mse"}, jit_compile=False)
-  found = trained(model, {"numbers": X, "ids": IDS}, {"kind": Y, "size": X[:, :1]})
+  found = trained(model, {"numbers": X, "ids": IDS}, {"kind": Y, "size": X[:, :1]}, predicts=True)
   predictions = found.pop("predictions")
   return {**found, **predictions}
 
@@ -341,7 +341,9 @@ def two_inputs_and_outputs() -> Values:
 @feature
 def sizes_of_one() -> Values:
   model = keras.Sequential([keras.Input((1,)), layers.Dense(1), layers.Dense(1)], name="net")
-  return trained(compiled(model, loss="mse", metrics=None), X[:3, :1], X[:3, 1:2], batch_size=1)
+  return trained(
+    compiled(model, loss="mse", metrics=None), X[:3, :1], X[:3, 1:2], batch_size=1, predicts=True
+  )
 
 
 @feature
@@ -349,7 +351,7 @@ def batch_statistics_of_images() -> Values:
   middle = [layers.Conv2D(8, 3, use_bias=False), layers.BatchNormalization(), layers.ReLU()]
   ends = [layers.GlobalAveragePooling2D(), layers.Dense(4, name="down")]
   model = keras.Sequential([keras.Input((6, 6, 4)), *middle, *ends], name="net")
-  return trained(compiled(model, "sgd"), IMAGES)
+  return trained(compiled(model, "sgd"), IMAGES, predicts=True)
 
 
 @feature
@@ -364,7 +366,9 @@ def more_axes_than_kernels_take() -> Values:
 
   up = [layers.Dense(256, name="up"), layers.Reshape((16, 16))]
   ends = [layers.Lambda(halves), layers.Flatten(), layers.Dense(4, name="down")]
-  return trained(compiled(keras.Sequential([keras.Input((8,)), *up, *ends], name="net"), _sgd()))
+  return trained(
+    compiled(keras.Sequential([keras.Input((8,)), *up, *ends], name="net"), _sgd()), predicts=True
+  )
 
 
 @feature
@@ -373,7 +377,7 @@ def a_masked_recurrence() -> Values:
   recurrent = layers.Bidirectional(layers.GRU(4))
   table = layers.Embedding(20, 8, mask_zero=True)
   model = keras.Sequential([keras.Input((6,)), table, recurrent, layers.Dense(4)], name="net")
-  return trained(compiled(model, optimizers.SGD(0.1)), ids)
+  return trained(compiled(model, optimizers.SGD(0.1)), ids, predicts=True)
 
 
 @feature

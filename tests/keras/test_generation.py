@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -14,6 +15,7 @@ from keras import ops
 
 import mesh_tensorflow as mtf
 from mesh_tensorflow.importing.imported import Imported
+from tests.kinds import kept
 
 BATCH, LENGTH, PROMPT, VOCABULARY, WIDTH, HEADS, SIZE = 4, 12, 3, 20, 16, 4, 6
 
@@ -156,25 +158,37 @@ RULES = ("batch:r", "block_0/q.1:c", "embedding.vocabulary:c", "block_0/q.1:r", 
 LAYOUTS = ["", "auto", *RULES, "batch:r,block_0/q.1:c", "batch:c,block_0/q.2:r"]
 
 
+PLACEMENT, SIMD = mtf.PlacementMeshImpl, mtf.SimdMeshImpl
+# Each dimension split once, and two on both axes; in a long run each layout on both.
+KEPT = [
+  ("auto", SIMD),
+  (RULES[2], PLACEMENT),
+  (RULES[4], PLACEMENT),
+  *zip(LAYOUTS[-2:], (SIMD, PLACEMENT)),
+]
+
+
+@functools.cache
+def expected() -> tuple[np.ndarray, int, dict[str, np.ndarray]]:
+  """Tokens of one device, one at which to stop, and what is generated until it."""
+  model, given = build(), prompts(lengths=(3, 5))
+  want = model.generate(given)["token_ids"]
+  np.testing.assert_array_equal(want, step_by_step(model, given))
+  stop = int(want[0, -1])
+  return want, stop, model.generate(given, stop_token_ids=[stop])
+
+
 @pytest.mark.parametrize(
-  ("layout", "impl"),
-  [  # Each layout on one of the two, and on the other in a long run.
-    pytest.param(layout, impl, marks=[pytest.mark.long] if (i + j) % 2 else [])
-    for i, layout in enumerate(LAYOUTS)
-    for j, impl in enumerate((mtf.PlacementMeshImpl, mtf.SimdMeshImpl))
-  ],
+  ("layout", "impl"), kept(list(itertools.product(LAYOUTS, (PLACEMENT, SIMD))), KEPT)
 )
 def test_tokens_are_those_of_one_device(
   layout: str, impl: type[mtf.MeshImpl], cpu_devices: list[str]
 ) -> None:
-  model, given = build(), prompts(lengths=(3, 5))
-  want = model.generate(given)["token_ids"]
-  np.testing.assert_array_equal(want, step_by_step(model, given))
+  given, (want, stop, ended) = prompts(lengths=(3, 5)), expected()
   rules = "" if layout == "auto" else layout
-  parallel = mtf.keras.parallelize(model, impl("r:2,c:2", rules, cpu_devices[:4]))
+  parallel = mtf.keras.parallelize(build(), impl("r:2,c:2", rules, cpu_devices[:4]))
   np.testing.assert_array_equal(parallel.generate(given)["token_ids"], want)
-  stop = int(want[0, -1])
-  found, ended = (m.generate(given, stop_token_ids=[stop]) for m in (parallel, model))
+  found = parallel.generate(given, stop_token_ids=[stop])
   for name in ended:
     np.testing.assert_array_equal(found[name], ended[name])
 

@@ -264,7 +264,7 @@ def test_a_value_in_a_file(dtype: str) -> None:
 )
 def test_used_before_the_first_step_and_after_it(use: Callable[[keras.Model], Any]) -> None:
   theirs, ours = both()
-  for _ in range(3):
+  for _ in range(2):
     seen = [use(model) for model in (theirs, ours)]
     for a, b in zip(*map(tf.nest.flatten, seen), strict=True):
       if a is not None:

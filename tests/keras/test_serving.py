@@ -198,7 +198,9 @@ def test_what_was_replaced_is_put_back() -> None:
   ("maps", "rules", "told"),
   [
     # Of a layer whose kernel no pattern has: it computes split, and its weights lie whole.
-    ({"d1/output": ("data", "model")}, {("d1.units", "model")}, ""),
+    pytest.param(
+      {"d1/output": ("data", "model")}, {("d1.units", "model")}, "", marks=pytest.mark.long
+    ),
     ({"d1/kernel": (None, "model"), "d1/output": ("data", None)}, {("d1.units", "model")}, ""),
     # The kernel between the two has both dimensions, and a mesh axis splits one of them.
     ({"d./output": ("data", "model")}, {("d1.units", "model")}, "('data', 'model') of d2/output"),

@@ -85,7 +85,7 @@ def check_fit(
     (mtf.SimdMeshImpl, 2, "zero_bubble"),
     pytest.param(mtf.PlacementMeshImpl, 4, "gpipe", marks=pytest.mark.long),
     pytest.param(mtf.PlacementMeshImpl, 4, "zero_bubble", marks=pytest.mark.long),
-    pytest.param(mtf.SimdMeshImpl, 4, "1f1b", marks=pytest.mark.slow),
+    pytest.param(mtf.SimdMeshImpl, 4, "1f1b", marks=pytest.mark.long),
     pytest.param(mtf.SimdMeshImpl, 2, "gpipe", marks=pytest.mark.long),
   ],
 )

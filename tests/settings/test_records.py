@@ -115,7 +115,7 @@ def _flagged() -> list[tuple[str, str, str]]:
 
 
 @pytest.mark.parametrize(("owner", "name", "command"), _flagged())
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=15, deadline=None)
 @given(
   text=st.one_of(
     st.integers(-3, 10**7).map(str),
@@ -137,7 +137,7 @@ def test_what_a_flag_takes_gin_takes_too(owner, name, command, text):
   ("owner", "name"),
   [(o, n) for o, r in OWNERS.items() for n, t in records.settings_of(r).items() if t.values],
 )
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=12, deadline=None)
 @given(
   value=st.one_of(
     st.none(), st.booleans(), st.integers(-5, 5), st.floats(-2, 2), st.text(max_size=3),

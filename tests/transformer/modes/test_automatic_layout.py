@@ -261,6 +261,7 @@ def test_what_does_not_fit_is_trained_in_microbatches_or_with_recomputation(
     run(tmp_path, *auto, "choose_layout.memory_limit = 1000.0", "run.mode = 'search'")
 
 
+@pytest.mark.long  # Choices that are trained with: test_what_does_not_fit_is_trained_in_shards.
 def test_layers_of_one_class_are_computed_again_where_that_is_enough(tmp_path, capsys, cpu_devices):
   mesh = ("run.mesh_shape = 'rows:2'", CHOICES[1], "run.train_steps = 2")
   auto = ("run.layout_rules = 'auto'", FIXED, SMALL, "choose_layout.choices = ('recompute',)")

@@ -99,7 +99,8 @@ def test_losses_are_those_of_one_mesh(model, stages, mesh, schedule, steps, loss
   np.testing.assert_allclose(found, ALONE[model, steps], rtol=1e-5)
 
 
-@pytest.mark.slow
+# Several runs of layers, resumed and continued, of a language model: test_pipeline.py.
+@pytest.mark.long
 def test_an_encoder_decoder_in_several_runs_a_stage(tmp_path, monkeypatch):
   """Losses, a resume with other runs, perplexities and texts are those of one mesh."""
   monkeypatch.chdir(tmp_path)

@@ -15,6 +15,7 @@ from mesh_tensorflow.errors import ConfigError, NonFiniteError
 from mesh_tensorflow.operations.elementwise import cast_before_sum
 from mesh_tensorflow.training import loss_scale
 from mesh_tensorflow.transformer.model import model_building
+from tests.kinds import in_turns, kept
 from tests.transformer import small_lm
 from tests.transformer import worker_processes as program
 
@@ -29,6 +30,8 @@ MESHES = {
     *("run.mesh_implementation = 'simd'", "run.shard_state = 'batch'"),
   ),
 }
+
+CASES = [(precision, mesh) for precision in ("bfloat16", "float16") for mesh in MESHES]
 
 
 def trained(folder, *bindings):
@@ -48,8 +51,7 @@ def exact(tmp_path_factory):
   return folder, trained(folder, "run.precision = 'float32'")
 
 
-@pytest.mark.parametrize("mesh", MESHES)
-@pytest.mark.parametrize("precision", ["bfloat16", "float16"])
+@pytest.mark.parametrize(("precision", "mesh"), kept(CASES, in_turns(CASES)))
 def test_losses_on_every_mesh(precision, mesh, exact, tmp_path):
   losses = trained(tmp_path / "run", f"run.precision = '{precision}'", *MESHES[mesh])
   np.testing.assert_allclose(losses, exact[1], rtol=5e-3)
@@ -132,7 +134,10 @@ def test_small_gradients_are_kept(cpu_devices):
   np.testing.assert_allclose(gradient(True), 1e-9, rtol=0.05)
 
 
-@pytest.mark.parametrize("precisions", [("float32", "float16"), ("float16", "bfloat16")])
+@pytest.mark.parametrize(
+  "precisions",
+  [("float32", "float16"), pytest.param(("float16", "bfloat16"), marks=pytest.mark.long)],
+)
 def test_a_training_goes_on_in_another(precisions, exact, tmp_path):
   for i, precision in enumerate(precisions):
     setting = f"run.precision = '{precision}'"
