@@ -218,7 +218,7 @@ class Descriptor:
     made = [v.shape for v in mesh.graph.all_variables]
     return [t.shape for t in inputs + outputs] + made
 
-  @property
+  @functools.cached_property
   def dimension_names(self) -> list[str]:
     return sorted({n for shape in self.shapes for n in shape.dimension_names} | set(self.unsplit))
 

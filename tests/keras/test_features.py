@@ -42,10 +42,13 @@ class Feature:
   Attributes:
     run: builds a model, trains it, and returns named values.
     tolerance: of differences, as a part of the largest number of a value.
+    traced: whether Keras has to trace it, too: some gradients have more axes than kernels of single
+      operations take.
   """
 
   run: Callable[[], Values]
   tolerance: float = 1e-5
+  traced: bool = False
 
 
 FEATURES: dict[str, Feature] = {}
@@ -354,7 +357,6 @@ def batch_statistics_of_images() -> Values:
   return trained(compiled(model, "sgd"), IMAGES, predicts=True)
 
 
-@feature
 def more_axes_than_kernels_take() -> Values:
   """Of the parts into which reshapes divide two axes, and the examples."""
 
@@ -369,6 +371,9 @@ def more_axes_than_kernels_take() -> Values:
   return trained(
     compiled(keras.Sequential([keras.Input((8,)), *up, *ends], name="net"), _sgd()), predicts=True
   )
+
+
+FEATURES["more axes than kernels take"] = Feature(more_axes_than_kernels_take, traced=True)
 
 
 @feature
@@ -455,13 +460,17 @@ COVERED = (
     pytest.param("auto", marks=pytest.mark.long),
   ],
 )
-def test_features(kind: str, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_features(
+  kind: str, name: str, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
+) -> None:
   plain = deciding.auto_layout
   monkeypatch.setattr(
     deciding,
     "auto_layout",  # Of a machine for which splitting pays.
     lambda *args, **kwargs: plain(*args, **{**kwargs, "machine": slow_machine()}),
   )
+  if FEATURES[name].traced:
+    request.getfixturevalue("keras_traces")
   if name not in ON_ONE_DEVICE:
     ON_ONE_DEVICE[name] = run_of(name, None)
   steps: list[Any] = []

@@ -129,8 +129,9 @@ def test_one_process_writes() -> None:
 @pytest.mark.subprocess
 @pytest.mark.parametrize(
   ("thing", "codes"),
-  [("last_ends", [75, -9]), pytest.param("first_ends", [-9, 75], marks=pytest.mark.long)],
+  [("last_ends", [75, -9]), ("first_ends", [-9, 75])],
 )
+@pytest.mark.long  # Lost workers: tests/transformer/training; waiting in vain: the next test.
 def test_a_process_that_is_killed(thing: str, codes: list[int], tmp_path: pathlib.Path) -> None:
   """The other one says so and ends; the same command again goes on, with the same losses."""
   (tmp_path / "killed").mkdir()

@@ -18,6 +18,7 @@ from tests.conformance.framework import (
   make_impl,
   op,
 )
+from tests.kinds import in_turns, kept
 from tests.optimize import reference
 
 DIMS = {"w": "a:8 b:16", "u": "b:16", "s": "", "t": "c:4 a:8"}
@@ -28,7 +29,9 @@ LAYOUTS = [
   *draw_uneven_layouts("clipping", _TENSORS, 2),
   Layout("r:2,s:4", "a:r,b:s"),
 ]
+# Each layout in one mode, in turns; in a long run in two.
 RUNS = [(layout, MODES[i % 2 :: 2][j]) for i, layout in enumerate(LAYOUTS) for j in range(2)]
+RUNS = kept(RUNS, in_turns(RUNS))
 
 
 def values(seed, scale=1.0):

@@ -334,8 +334,11 @@ def test_wrong_dtypes():
 # ----------------------------------------------------------------- checkpoints
 
 
-@pytest.mark.parametrize("to", ["float32", *COMPACT])
-@pytest.mark.parametrize("of", ["float32", *COMPACT])
+FORMS = list(itertools.product(["float32", *COMPACT], repeat=2))
+OTHERS = [(of, to) for of, to in FORMS if of != to]
+
+
+@pytest.mark.parametrize(("of", "to"), kept(FORMS, [*OTHERS, ("int8", "int8")]))
 def test_checkpoints_of_each_form_into_each_other(of, to, cpu_devices, tmp_path):
   first = make_impl("placement", cpu_devices)
   before = train(first, OPTIMIZERS["adamw"]().with_state_dtype(of), some_steps())

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -372,9 +374,10 @@ def test_a_lookup_in_a_loop_is_refused(make_impl):
     step(np.arange(16))
 
 
-@pytest.mark.parametrize("combine", ["sum", "mean", "sqrtn"])
-@pytest.mark.parametrize("safe", [False, True])
-@pytest.mark.parametrize("kind", ["simd", "placement"])
+WEIGHTED = list(itertools.product(["simd", "placement"], [False, True], ["sum", "mean", "sqrtn"]))
+
+
+@pytest.mark.parametrize(("kind", "safe", "combine"), kept(WEIGHTED, WEIGHTED[::2]))
 def test_weights_of_any_sign_count_as_in_tensorflow(make_impl, kind, safe, combine):
   """Values, and the update of the table by a gradient, beside `tf.nn.embedding_lookup_sparse`."""
   impl = make_impl(kind)

@@ -73,11 +73,11 @@ MESHES = {
 def runs(cases, *traced):
   """Case, mesh implementation, mesh, whether in a tf.function; and what of them is `long`.
 
-  Each case is run on one device and on two of the meshes, on others than the case before it.
+  Each case is run on one device and on one of the meshes, on another than the case before it.
   """
   found, kinds = [], list(KINDS)
   for (n, case), (at, mesh) in product(enumerate(cases), enumerate(MESHES)):
-    marks = () if at == 0 or (at + n) % 2 == 0 else (pytest.mark.long,)
+    marks = () if at == 0 or at == 1 + n % (len(MESHES) - 1) else (pytest.mark.long,)
     found.append(pytest.param(case, kinds[(n + at // 2) % 2], mesh, False, marks=marks))
   return [*found, *traced]
 

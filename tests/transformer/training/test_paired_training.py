@@ -167,7 +167,7 @@ def test_microbatches_and_packed_features_give_the_same_losses():
   np.testing.assert_allclose(make_trainer().train(packed, 5), whole, rtol=1e-5)
 
 
-@pytest.mark.slow
+@pytest.mark.long  # Gradients of a student, the teacher's checkpoint: test_student_teacher.py.
 def test_a_student_learns_from_its_teacher_alone(trained):
   """The hard loss plays no part; the teacher comes from a checkpoint, and does not change."""
   teacher, _, folder = trained
