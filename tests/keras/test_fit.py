@@ -32,6 +32,9 @@ LONG_IF_SEARCHED = (
   "test_data_is_not_tuned_within_a_loop",
   "test_keras_functions_are_back_afterwards",
   "test_before_a_first_step",
+  "test_not_built_with_statistics_of_batches",
+  "test_callbacks",
+  "test_memory_of_a_device_is_a_part_of_the_model",
 )
 FIT = {"batch_size": 8, "epochs": 2, "shuffle": False, "verbose": 0}
 

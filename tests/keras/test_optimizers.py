@@ -15,7 +15,11 @@ import mesh_tensorflow as mtf
 from tests.keras.models import assert_same_variables, compiled, placement, single
 
 SEARCHED_TOO = True
-LONG_IF_SEARCHED = ("test_updates_with_conditions",)
+LONG_IF_SEARCHED = (
+  "test_updates_with_conditions",
+  "test_repeated_ids_of_an_embedding",
+  "test_a_gradient_of_zeros",
+)
 # Those of the issue with the options that change the update, and others.
 CASES: dict[str, Callable[[], Any]] = {
   "sgd": lambda: o.SGD(0.1),

@@ -13,6 +13,7 @@ import mesh_tensorflow as mtf
 from tests.keras.models import X, Y, assert_same_history, assert_same_variables, placement, searched
 
 SEARCHED_TOO = True
+LONG_IF_SEARCHED = ("test_own_steps",)
 FIT = {"batch_size": 8, "epochs": 2, "shuffle": False, "verbose": 0}
 
 

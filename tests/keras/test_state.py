@@ -29,6 +29,10 @@ LONG_IF_SEARCHED = (
   "test_stop_training_within_a_loop",
   "test_a_model_that_stays_behind_has_the_state",
   "test_a_model_that_was_used_is_let_go_of",
+  "test_nothing_is_copied_that_nobody_reads",
+  "test_a_function_that_uses_the_model_for_some_arguments",
+  "test_variables_that_keras_does_not_know",
+  "test_frozen_weights_stay",
   "test_generate_is_said_to_be_unsplit_once",
   "test_two_meshes_share_a_model",
 )

@@ -128,7 +128,9 @@ def test_installed_wheel_works_from_any_folder(
   source: pathlib.Path, wheel: pathlib.Path, run_subprocess: Run, tmp_path: pathlib.Path
 ):
   target = tmp_path / "target"
-  run_subprocess([*PIP, "install", "--no-index", "--no-deps", "--target", target, wheel])
+  run_subprocess(
+    [*PIP, "install", "--no-index", "--no-deps", "--no-compile", "--target", target, wheel]
+  )
   inside = target / "mesh_tensorflow" / "transformer"
   # In `inside` a folder named gin stands next to the program: it must not hide gin-config.
   env = {"PYTHONPATH": str(target)}
