@@ -52,9 +52,9 @@ class Draws:
 # Layers are made of operations, and take longer. Tracing grows with the mesh, so one of the layouts
 # is of four processors.
 DRAWS = {
-  "operations": Draws(3, 3, 8, "r:2,s:2", 5),
+  "operations": Draws(3, 3, 8, "r:2,s:2", 7),
   "decoding": Draws(2, 4, 8),
-  "layers": Draws(2, 2, 8, "r:2,s:2", 5),
+  "layers": Draws(2, 2, 8, "r:2,s:2", 7),
 }
 # Families of which a program is large: loops, or complex numbers as their two parts. Tracing is
 # most of it: one of their layouts is of two processors.

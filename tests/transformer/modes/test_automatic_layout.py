@@ -285,16 +285,14 @@ def test_layers_of_one_class_are_computed_again_where_that_is_enough(tmp_path, c
   assert len(actual) == 2 and actual == pytest.approx(expected, rel=1e-5)
 
 
+LARGE = ("d_model = 256", "d_ff = 1024")
+IN_SHARDS = "choose_layout.choices = ('shard_state',)"
+
+
 def test_what_does_not_fit_is_trained_in_shards(tmp_path, capsys, cpu_devices, monkeypatch):
   monkeypatch.chdir(tmp_path)
-  auto = (
-    "run.mesh_shape = 'rows:2'",
-    "run.layout_rules = 'auto'",
-    FIXED,
-    "d_model = 256",
-    "d_ff = 1024",
-  )
-  choices = "choose_layout.choices = ('shard_state',)"
+  auto = ("run.mesh_shape = 'rows:2'", "run.layout_rules = 'auto'", FIXED, *LARGE)
+  choices = IN_SHARDS
   free = run(tmp_path, *auto, choices, "run.mode = 'search'", "choose_layout.alternatives = 0")
   assert not free.shard_state
   limit = f"choose_layout.memory_limit = {0.85 * free.memory}"
@@ -305,15 +303,6 @@ def test_what_does_not_fit_is_trained_in_shards(tmp_path, capsys, cpu_devices, m
   )
   assert choice.shard_state == ("rows",) and choice.memory <= 0.85 * free.memory
   assert "utils.run.shard_state = 'rows'" in (tmp_path / "y.gin").read_text()
-  # The rules are bound, the sizes of the mesh are not.
-  mesh = (
-    "run.mesh_shape = 'auto'",
-    "run.layout_rules = 'batch:rows'",
-    "run.num_devices = 2",
-    *auto[3:],
-  )
-  same = run(tmp_path, *mesh, limit, choices, "run.mode = 'search'", "write_layout.path = 'y.gin'")
-  assert (same.shard_state, same.memory <= 0.85 * free.memory) == (("rows",), True)
   report = run(tmp_path, *auto, limit, choices, "run.mode = 'plan'")
   assert (report.memory.total, report.shard_state) == (choice.memory, ["rows"])
   capsys.readouterr()
@@ -323,6 +312,18 @@ def test_what_does_not_fit_is_trained_in_shards(tmp_path, capsys, cpu_devices, m
   # A resume keeps it, and needs neither limit nor choices for that.
   run(tmp_path, *auto[:2], *auto[3:], "run.train_steps = 2")
   assert "built with shard_state=rows" in capsys.readouterr().out
+
+
+@pytest.mark.long
+def test_a_mesh_for_given_rules_in_shards(tmp_path, cpu_devices, monkeypatch):
+  """The rules are bound, the sizes of the mesh are not."""
+  monkeypatch.chdir(tmp_path)
+  rules, search = "run.layout_rules = 'batch:rows'", ("run.mode = 'search'", *LARGE)
+  whole = run(tmp_path, "run.mesh_shape = 'rows:2'", rules, "run.mode = 'plan'", *LARGE)
+  mesh = ("run.mesh_shape = 'auto'", "run.num_devices = 2")
+  limit = 0.85 * whole.memory.total
+  choice = run(tmp_path, *mesh, rules, *search, IN_SHARDS, f"choose_layout.memory_limit = {limit}")
+  assert choice.shard_state == ("rows",) and choice.memory <= limit
 
 
 # What every run is given.

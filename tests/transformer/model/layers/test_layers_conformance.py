@@ -33,7 +33,7 @@ from tests.kinds import kept
 DRAWS = int(os.environ.get("MTF_CONFORMANCE_DRAWS", "2"))
 # Threads and tracing take long: in other modes than the fastest, a draw takes one layer in so many,
 # and traced one in so many of these.
-PART, TRACED_PART = 7, 3
+PART, TRACED_PART = 9, 3
 # Of steps of decoding, which are several calls of a layer, also in the fastest, and fewer.
 STEPS_PART = 3
 if "MTF_CONFORMANCE_DRAWS" in os.environ:
