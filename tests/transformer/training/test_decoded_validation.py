@@ -243,7 +243,8 @@ def test_ends_early_by_bleu_as_a_program(folder, run_subprocess):
   assert found[best] < 99
 
 
-@pytest.mark.slow
+# Evaluations of two workers: test_validation_workers.py; texts of two: test_pipeline_workers.py.
+@pytest.mark.long
 def test_two_workers_decode_as_one(folder):
   """Each decodes its part of the batch, and all go by the numbers of the first."""
   found = []
