@@ -47,11 +47,12 @@ def virtual_cpu_devices(count: int) -> list[str]:
   return names[:count]
 
 
-def configure_virtual_cpu_devices(count: int) -> None:
+def configure_virtual_cpu_devices(count: int, processes: int = 1) -> None:
   """As `virtual_cpu_devices`, for a process that joins a cluster: TensorFlow is not started.
 
   Args:
     count: number of devices to make.
+    processes: number of processes of the cluster on this machine, which share its cores.
 
   Raises:
     RuntimeError: TensorFlow has started.
@@ -59,16 +60,20 @@ def configure_virtual_cpu_devices(count: int) -> None:
   with quiet.held_back_notices():  # It looks for GPUs, too.
     cpu = tf.config.list_physical_devices("CPU")[0]
   configured = tf.config.get_logical_device_configuration(cpu)
-  if count > 1 and (configured is None or len(configured) < count):
+  makes_devices = count > 1 and (configured is None or len(configured) < count)
+  if makes_devices:
     tf.config.set_logical_device_configuration(
       cpu, [tf.config.LogicalDeviceConfiguration() for _ in range(count)]
     )
-    _share_threads(count)
+  if makes_devices or processes > 1:
+    _share_threads(count * processes)
 
 
 def _share_threads(count: int) -> None:
+  """Sets the numbers of TensorFlow's threads, where neither program nor environment has."""
   cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-  if not tf.config.threading.get_intra_op_parallelism_threads():
-    tf.config.threading.set_intra_op_parallelism_threads(max(1, cores // count))
-  if not tf.config.threading.get_inter_op_parallelism_threads():
-    tf.config.threading.set_inter_op_parallelism_threads(cores)
+  threading, environ = tf.config.threading, os.environ
+  if not (threading.get_intra_op_parallelism_threads() or "TF_NUM_INTRAOP_THREADS" in environ):
+    threading.set_intra_op_parallelism_threads(max(1, cores // count))
+  if not (threading.get_inter_op_parallelism_threads() or "TF_NUM_INTEROP_THREADS" in environ):
+    threading.set_inter_op_parallelism_threads(cores)

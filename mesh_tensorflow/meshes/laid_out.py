@@ -145,6 +145,10 @@ class LazyAllreduceSum(_Forced):
     laid_out_input: the slices before the allreduce.
     mesh_axes: mesh axes to reduce over.
     add_counter_fn: called once, when the allreduce is executed.
+
+  Attributes:
+    exchange_with_others: executes the allreduce of this sum together with those of others; None if
+      it has to be executed alone. See `joined_sums`.
   """
 
   def __init__(
@@ -158,6 +162,7 @@ class LazyAllreduceSum(_Forced):
     self.laid_out_input = laid_out_input
     self.mesh_axes = list(mesh_axes)
     self.add_counter_fn = add_counter_fn
+    self.exchange_with_others: Callable[[], None] | None = None
     self._reduced: LaidOutTensor | None = None
     self._shards: dict[Split, LaidOutTensor] = {}
 
@@ -166,6 +171,8 @@ class LazyAllreduceSum(_Forced):
     if self._reduced is None and self._shards:
       split, x = next(iter(self._shards.items()))
       self._reduced = gathered(self.mesh_impl, x, split)
+    if self._reduced is None and self.exchange_with_others is not None:
+      self.exchange_with_others()
     if self._reduced is None:
       self._reduced = self.mesh_impl.allreduce(self.laid_out_input, self.mesh_axes, "SUM")
       if self.add_counter_fn:

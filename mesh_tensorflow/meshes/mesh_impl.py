@@ -197,6 +197,15 @@ class MeshImpl(MeshContract):
       )
     return self.slicewise(fn, *inputs)
 
+  def joined_sum_bytes(self, mesh_axes: Sequence[int]) -> int:
+    """Size of a message, in bytes, up to which pending sums are joined; 0: each is exchanged alone.
+
+    Args:
+      mesh_axes: the mesh axes to sum over.
+    """
+    del mesh_axes
+    return 0
+
   def allsplit(
     self, x: LaidOut, mesh_axis: int, split_axis: int, which: LaidOut | None = None
   ) -> laid_out.LaidOutTensor:

@@ -709,6 +709,15 @@ def read_in_shards(operations: Sequence[Operation]) -> set[Tensor]:
   return found
 
 
+def read_by_updates(operations: Sequence[Operation]) -> set[Tensor]:
+  """The tensors that updates of variables read themselves: gradients, mostly.
+
+  Args:
+    operations: in order.
+  """
+  return {x for op in operations if op.reads_shards for x in op.inputs}
+
+
 def reads(op: Operation) -> list[Tensor]:
   """Tensors that an operation reads, those that its body captured too."""
   return op.inputs + list(getattr(op, "implicit_inputs", ()))

@@ -11,7 +11,7 @@ import dataclasses
 import hashlib
 import logging
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from typing import Any, TypeAlias
 
 import tensorflow as tf
@@ -31,6 +31,7 @@ from mesh_tensorflow.errors import (
 from mesh_tensorflow.meshes.contract import LaidOutVariable
 from mesh_tensorflow.meshes.cross_mesh import whole_everywhere
 from mesh_tensorflow.meshes.for_operations import LoweringInProgress
+from mesh_tensorflow.meshes.joined_sums import JoinedSums
 from mesh_tensorflow.meshes.laid_out import (
   LaidOutTensor,
   LazyAllreduceSum,
@@ -52,6 +53,7 @@ from mesh_tensorflow.program.graph import (
   Operation,
   Tensor,
   is_of_one_shape,
+  read_by_updates,
   read_in_shards,
   reads,
 )
@@ -160,6 +162,9 @@ class Lowering:
     VariableError: meshes have variable stores of their own.
   """
 
+  # Tensors whose sums, if they are pending, are exchanged together.
+  _joinable: Set[Tensor] = frozenset()
+
   @checked
   def __init__(
     self,
@@ -191,6 +196,9 @@ class Lowering:
     sharded = any(impl.state_dims for impl in mesh_to_impl.values())
     self._scattered = read_in_shards(graph.operations) if sharded else set[Tensor]()
     self.recent: collections.deque[Tensor] = collections.deque(maxlen=GATHERED_AHEAD)
+    if not (sharded or self._is_around or tf.executing_eagerly()):
+      self._joinable = read_by_updates(graph.operations)
+    self._joined = JoinedSums()
     # Segments read variables for each other.
     all_read = wanted is None or self._is_around
     self.unread = frozenset[Tensor]() if all_read else _unread_variables(graph, wanted or ())
@@ -297,6 +305,8 @@ class Lowering:
 
   def _lower_operation(self, op: Operation) -> None:
     for_operations: LoweringInProgress = self
+    if self._joinable and len(reads(op)) > len(op.inputs):
+      self._joined.exchange()  # Not in the body of a loop or a branch.
     with tf.name_scope(_scope_name(op.name)):
       try:
         if not (self._lower_gathered(op) or self._lower_on_shards(op)):
@@ -450,7 +460,11 @@ class Lowering:
     return True
 
   def _keep_track(self, op: Operation) -> None:
-    """Scatters sums of which shards are asked for, and remembers the operation for gathers."""
+    """Joins or scatters sums that are asked for, and remembers the operation for gathers."""
+    for x in op.outputs:
+      value = self.tensors.get(x) if x in self._joinable else None
+      if isinstance(value, LazyAllreduceSum):
+        self._joined.add(value, self.mesh_impl(op))
     if not op.inputs or not op.outputs or not self.mesh_impl(op).state_dims:
       return
     impl = self.mesh_impl(op)

@@ -35,7 +35,16 @@ class Cluster:
   @property
   def hosts(self) -> int:
     """Number of hosts that the workers run on, by their addresses."""
-    return len({address.rpartition(":")[0] for _, _, address in self.tasks})
+    return len(set(self._hosts))
+
+  @property
+  def size_of_host(self) -> int:
+    """Number of workers on the host of this one, by their addresses."""
+    return self._hosts.count(self._hosts[self.index])
+
+  @property
+  def _hosts(self) -> list[str]:
+    return [address.rpartition(":")[0] for _, _, address in self.tasks]
 
   @property
   def is_chief(self) -> bool:

@@ -173,7 +173,9 @@ def join(
 
   Args:
     cluster: the cluster; what TF_CONFIG says by default. One worker alone has nothing to join.
-    virtual_cpu_devices: number of devices to make of the CPU of this worker.
+    virtual_cpu_devices: number of devices to make of the CPU of this worker. Each gets its share of
+      the cores, which the workers of one host divide among them; numbers of threads that are set
+      already (`tf.config.threading`) stay.
     timeout_seconds: how long to wait for the other workers to come.
 
   Returns:
@@ -202,7 +204,7 @@ def join(
   with joining.watched(cluster):
     try:
       if virtual_cpu_devices:
-        virtual_devices.configure_virtual_cpu_devices(virtual_cpu_devices)
+        virtual_devices.configure_virtual_cpu_devices(virtual_cpu_devices, cluster.size_of_host)
       _JOINED = _Joined(cluster)
     except RuntimeError as e:
       raise GraphError(

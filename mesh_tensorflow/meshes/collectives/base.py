@@ -75,6 +75,11 @@ class Collectives:
   def __init__(self, pnum: int | tf.Tensor):
     self.pnum = pnum
 
+  def joined_bytes(self, groups: Groups) -> int:
+    """Size of a message, in bytes, up to which sums are better exchanged as one vector; or 0."""
+    del groups
+    return 0
+
   def all_reduce(self, x: tf.Tensor, groups: Groups, reduction: str) -> tf.Tensor:
     """Elementwise sum, maximum or minimum; the same bits on every member."""
     raise NotImplementedError

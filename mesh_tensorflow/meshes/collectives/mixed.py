@@ -29,6 +29,9 @@ class MixedCollectives(Collectives):
     stays = all(len({self._worker_of[p] for p in group}) == 1 for group in groups.members)
     return self._inside if stays else self._across
 
+  def joined_bytes(self, groups: Groups) -> int:
+    return self._backend(groups).joined_bytes(groups)
+
   def all_reduce(self, x: tf.Tensor, groups: Groups, reduction: str) -> tf.Tensor:
     return self._backend(groups).all_reduce(x, groups, reduction)
 

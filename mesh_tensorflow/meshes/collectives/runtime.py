@@ -20,6 +20,11 @@ from mesh_tensorflow.program.dimensions import list_product
 # below 1 MB.)
 RELAY_BYTES = 1 << 20
 
+# Up to this size of a message (bytes) sums are exchanged as one vector. (Measured with two workers
+# of one host, 33 gradients of 10 MB together, ms of a processor in each: one by one 41, in messages
+# of 0.5 MB 29, of 1 MB 22, of 4 MB 20. The last message is the one that no computation hides.)
+JOINED_BYTES = 1 << 21
+
 # Wider dtypes that hold a dtype exactly, for operations that do not support it.
 _WIDER = {
   tf.bool: tf.int32,
@@ -118,6 +123,9 @@ class RuntimeCollectives(Collectives):
     if all(o == list(range(groups.size)) for o in orders):
       return rows
     return tf.gather(rows, self.choose(orders))
+
+  def joined_bytes(self, groups: Groups) -> int:
+    return JOINED_BYTES
 
   def all_reduce(self, x: tf.Tensor, groups: Groups, reduction: str) -> tf.Tensor:
     check_static(x, f"allreduce over {groups.name}")

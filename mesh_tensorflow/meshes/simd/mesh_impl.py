@@ -121,6 +121,10 @@ class PerDeviceMeshImpl(MeshImpl):
       return LaidOutTensor([tf.cast(total, tf.bfloat16)])
     return LaidOutTensor([self._collectives.all_reduce(t, groups, reduction_fn_string)])
 
+  def joined_sum_bytes(self, mesh_axes: Sequence[int]) -> int:
+    axes = [a for a in mesh_axes if self.shape[a].size > 1]
+    return self._collectives.joined_bytes(self._groups_of(axes)) if axes else 0
+
   def allconcat(
     self, x: LaidOut, mesh_axis: int, concat_axis: int, stack: bool = False
   ) -> LaidOutTensor:
