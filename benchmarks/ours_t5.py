@@ -33,16 +33,22 @@ class Decoder:
     seed: of the weights.
     mesh: mesh shape, such as "batch:2,model:2"; "" is one device.
     implementation: "placement" or "simd".
+    jit_compile: whether XLA compiles the program.
   """
 
   def __init__(
-    self, size: T5Size, seed: int = 0, mesh: str = "", implementation: str = "placement"
+    self,
+    size: T5Size,
+    seed: int = 0,
+    mesh: str = "",
+    implementation: str = "placement",
+    jit_compile: bool = False,
   ):
     devices = mesh_setup.find_devices(max(1, mtf.convert_to_shape(mesh).size))
     self._impl = mesh_setup.make_mesh_impl(
       mesh, LAYOUT if mesh else "", devices, implementation=implementation, seed=seed
     )
-    self._size, self._model = size, _make_model(size)
+    self._size, self._model, self._jit_compile = size, _make_model(size), jit_compile
     inputs = [mtf.Dimension("batch", size.batch), mtf.Dimension("length", size.input_length)]
     outputs = [inputs[0], mtf.Dimension("length", size.output_length)]
     self._inputs_spec = mtf.TensorSpec(inputs, tf.int32, "inputs")
@@ -57,7 +63,7 @@ class Decoder:
   def _program(self) -> mtf.Function:
     size = self._size
 
-    @mtf.function(self._impl, [self._inputs_spec])
+    @mtf.function(self._impl, [self._inputs_spec], jit_compile=self._jit_compile)
     def decode(inputs):
       return self._model.decode(
         inputs,
@@ -117,8 +123,10 @@ def main() -> None:
   """Prints the processor time of a token, and the types of operations that take most of it."""
   parser = argparse.ArgumentParser(description=main.__doc__)
   parser.add_argument("size", choices=T5_SIZES, help="name of the model, and what it decodes")
-  size = T5_SIZES[parser.parse_args().size]
-  decoder, inputs = Decoder(size), random_inputs(size)
+  parser.add_argument("--jit_compile", action="store_true", help="let XLA compile the program")
+  args = parser.parse_args()
+  size = T5_SIZES[args.size]
+  decoder, inputs = Decoder(size, jit_compile=args.jit_compile), random_inputs(size)
   decoder.decode(inputs)
   times = []
   for _ in range(20):

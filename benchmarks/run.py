@@ -39,9 +39,10 @@ class Side:
   precision: str = "float32"
   stages: int = 1
   microbatches: int = 1
+  compiler: str = ""
 
   def arguments(self) -> list[str]:
-    options = ("mesh", "implementation", "sharding", "precision", "stages", "microbatches")
+    options = [f.name for f in dataclasses.fields(self)][2:]
     given = [argument for name in options for argument in (f"--{name}", str(getattr(self, name)))]
     return [self.side, self.size, *given]
 
@@ -140,8 +141,11 @@ def rows(missing: Collection[str] = ()) -> list[Row]:
     search = f"beam {size.beam}" if size.beam > 1 else "greedy"
     what = f"(e) d_model {size.d_model}, {search}, {size.batch} sequences: one device"
     target = 1.3 if size.beam > 1 else 1.5
+    compiled = dataclasses.replace(one, compiler="xla")
     for side, name in (("ct2_t5", "CTranslate2"), ("hf_t5", "Hugging Face T5")):
-      result.append(Row(f"{what} / {name}", one, Side(side, size.name), target))
+      theirs = Side(side, size.name)
+      result.append(Row(f"{what} / {name}", one, theirs, target))
+      result.append(Row(f"{what}, XLA / {name}", compiled, theirs, target))
   one = Side("ours", "moe")
   for implementation in ("placement", "simd"):
     ours = Side("ours", "moe", MESH_2X4, implementation)

@@ -39,6 +39,7 @@ def main() -> None:
   parser.add_argument("--precision", default="float32", help="of plain and ours")
   parser.add_argument("--stages", type=int, default=1, help="of ours")
   parser.add_argument("--microbatches", type=int, default=1, help="of ours")
+  parser.add_argument("--compiler", default="", choices=("", "xla"), help="of ours_t5")
   args = parser.parse_args()
   # Answers go where nothing else is written.
   answers = os.fdopen(os.dup(1), "w")
@@ -138,7 +139,9 @@ def _decoding(args: argparse.Namespace) -> tuple[Callable[[], Any], float, list[
     from benchmarks import ours_t5
 
     started = time.perf_counter()
-    decoder = ours_t5.Decoder(size, 0, args.mesh, args.implementation)
+    decoder = ours_t5.Decoder(
+      size, 0, args.mesh, args.implementation, jit_compile=args.compiler == "xla"
+    )
 
   def run() -> Any:
     return decoder.decode(inputs)

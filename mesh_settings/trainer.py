@@ -140,8 +140,9 @@ class TrainerSettings:
     ),
   )
   jit_compile: bool = setting(
-    "in training, whether XLA compiles the step, which must be on one device: there are no "
-    "exchanges in XLA. A GPU takes fewer and larger kernels so; a CPU gains nothing from it.",
+    "whether XLA compiles training steps and programs that generate tokens, which must be on one "
+    "device: there are no exchanges in XLA. A GPU takes fewer and larger kernels so; a CPU decodes "
+    "a few sequences faster, and gains nothing in training.",
     False,
   )
   gradient_dtype: str | None = setting(

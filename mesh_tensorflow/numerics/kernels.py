@@ -214,7 +214,7 @@ def _along(
 
 def softmax(x: tf.Tensor, axis: int) -> tf.Tensor:
   """`tf.nn.softmax`; the axis is at least 0. A small one on CPUs is composed of Eigen's kernels."""
-  if x.dtype == tf.float32 and x.shape.num_elements() <= _SMALL_SOFTMAX and only_cpus():
+  if x.dtype == tf.float32 and x.shape.num_elements() <= _SMALL_SOFTMAX and only_cpu_kernels():
     x = tf.exp(x - tf.reduce_max(x, axis, keepdims=True))
     return x / tf.reduce_sum(x, axis, keepdims=True)
   return _along(tf.nn.softmax, x, axis, _SOFTMAX)
@@ -224,7 +224,7 @@ def matmul(
   a: tf.Tensor, b: tf.Tensor, transpose_a: bool = False, transpose_b: bool = False
 ) -> tf.Tensor:
   """`tf.matmul`; on CPUs batches of vectors and of small matrices go to Eigen's kernel."""
-  if a.dtype == tf.float32 and a.shape.ndims > 2 and only_cpus():
+  if a.dtype == tf.float32 and a.shape.ndims > 2 and only_cpu_kernels():
     *batch, rows, contracted = a.shape
     if transpose_a:
       rows, contracted = contracted, rows
@@ -279,11 +279,24 @@ def _group_size(n: int, k: int) -> int:
   return size if size and 4 * (n // size + k * size) <= n else 0
 
 
-def only_cpus() -> bool:
-  """True if slices can be on no device but CPUs; for what planning, too, has to know."""
+_FOR_XLA: contextvars.ContextVar[bool] = contextvars.ContextVar("for_xla", default=False)
+
+
+@contextlib.contextmanager
+def for_xla() -> Iterator[None]:
+  """Inside, programs are traced that XLA compiles, with kernels of its own."""
+  token = _FOR_XLA.set(True)
+  try:
+    yield
+  finally:
+    _FOR_XLA.reset(token)
+
+
+def only_cpu_kernels() -> bool:
+  """True if TensorFlow's kernels for CPUs run the program, for all that planning can know."""
   kinds = {d.device_type for d in tf.config.list_physical_devices()}
   # TPUs that are reached through a strategy may be of other hosts.
-  return kinds <= {"CPU"} and not tf.distribute.has_strategy()
+  return kinds <= {"CPU"} and not tf.distribute.has_strategy() and not _FOR_XLA.get()
 
 
 # By the bytes of an element: integers of as many, which have sums that are exact.
@@ -307,7 +320,7 @@ def overwrite_rows(
   """
   index, chosen = rows[:, tf.newaxis], chosen[:, tf.newaxis]
   bits = _BITS.get(x.dtype.size) if x.dtype.is_floating or x.dtype.is_integer else None
-  if bits is None or for_xla or not only_cpus():
+  if bits is None or for_xla or not only_cpu_kernels():
     values = tf.where(chosen, values, tf.gather_nd(x, index))
     return tf.tensor_scatter_nd_update(x, index, values)
   y = tf.bitcast(x, bits)

@@ -264,7 +264,7 @@ def copies_windows(window: Window, dtype: tf.DType) -> bool:
     window: how the filter moves.
     dtype: of all tensors.
   """
-  return window.rank == 3 and dtype in (tf.float32, tf.float64) and kernels.only_cpus()
+  return window.rank == 3 and dtype in (tf.float32, tf.float64) and kernels.only_cpu_kernels()
 
 
 def _image_of_reversed_filter(

@@ -29,6 +29,7 @@ from mesh_tensorflow.errors import (
 from mesh_tensorflow.meshes.mesh_impl import MeshImpl
 from mesh_tensorflow.meshes.placement.mesh_impl import PlacementMeshImpl
 from mesh_tensorflow.meshes.store import StoredVariable
+from mesh_tensorflow.numerics import kernels
 from mesh_tensorflow.numerics import precision as precisions
 from mesh_tensorflow.operations.constants import import_laid_out_tensor, import_tf_tensor
 from mesh_tensorflow.operations.elementwise import cast
@@ -150,7 +151,8 @@ class _Staged:
     jit_compile: bool,
   ):
     def staged(values: list[tf.Tensor], seed: Seed) -> Any:
-      return fn(values, seed)
+      with kernels.for_xla() if jit_compile else contextlib.nullcontext():
+        return fn(values, seed)
 
     vars(staged).update(__wrapped__=user_function, __signature__=inspect.signature(fn))
     # None, and not False: within a tf.function that XLA compiles it is compiled with that.

@@ -131,6 +131,24 @@ def local_part(program: Program, name: str) -> tuple[list[int], list[int]]:
   return program.mesh_impl.local_part(program.feature_spec(name, training=True).shape)
 
 
+def is_compiled_by_xla(settings: TrainerSettings, mesh: MeshImpl) -> bool:
+  """`settings.jit_compile`, where the mesh allows it.
+
+  Args:
+    settings: of the programs.
+    mesh: where they run.
+
+  Raises:
+    ConfigError: XLA is to compile programs of several devices.
+  """
+  if settings.jit_compile and mesh.size > 1:
+    raise ConfigError(
+      f"{settings.named('jit_compile')} = True is for a mesh of one device; {mesh.shape} has "
+      f"{mesh.size}, between which there are exchanges that XLA does not compile"
+    )
+  return settings.jit_compile
+
+
 def train_step(
   program: Program,
   settings: TrainerSettings,
@@ -159,17 +177,13 @@ def train_step(
   Raises:
     ConfigError: XLA is to compile it for a mesh of several devices.
   """
-  mesh = program.mesh_impl
-  if settings.jit_compile and mesh.size > 1:
-    raise ConfigError(
-      f"{settings.named('jit_compile')} = True is for a mesh of one device; {mesh.shape} has "
-      f"{mesh.size}, between which there are exchanges that XLA does not compile"
-    )
   signature = _signature(program, feature_names)
   if reported is not None and reported.norms:
     signature.append(TensorSpec([], tf.bool, "norms_wanted"))
 
-  @function(program.mesh_impl, signature, jit_compile=settings.jit_compile)
+  @function(
+    program.mesh_impl, signature, jit_compile=is_compiled_by_xla(settings, program.mesh_impl)
+  )
   def train_step(*args: Tensor) -> Any:
     *values, learning_rate, step = args[: len(feature_names) + 2]
     graph = step.graph

@@ -44,3 +44,12 @@ def test_meshes_find_the_same_sequences(implementation, cpu_devices):
   expected = ours_t5.Decoder(size, 1).decode(inputs)
   decoder = ours_t5.Decoder(size, 1, "batch:2,model:2", implementation)
   np.testing.assert_array_equal(decoder.decode(inputs), expected)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("beam", [1, 4])
+def test_xla_finds_the_same_sequences(beam):
+  size = dataclasses.replace(SIZE, beam=beam)
+  inputs = t5_sizes.random_inputs(size, 1)
+  expected = ours_t5.Decoder(size, 1).decode(inputs)
+  np.testing.assert_array_equal(ours_t5.Decoder(size, 1, jit_compile=True).decode(inputs), expected)

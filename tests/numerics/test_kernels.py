@@ -91,7 +91,7 @@ def test_long_rows_are_searched_in_groups():
 @pytest.mark.parametrize("cpus", [True, False])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float64", "int32", "uint8", "bool"])
 def test_rows_are_overwritten(dtype, cpus, monkeypatch):
-  monkeypatch.setattr(kernels, "only_cpus", lambda: cpus)
+  monkeypatch.setattr(kernels, "only_cpu_kernels", lambda: cpus)
   rng = np.random.default_rng(3)
   x, values = (tf.cast(rng.integers(0, 2, s) * 117, dtype).numpy() for s in ([9, 4], [3, 4]))
   if dtype == "float32":

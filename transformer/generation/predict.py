@@ -158,7 +158,7 @@ def predict_step(
     each row at its first end of sequence.
   """
 
-  @mtf.function(steps.mesh_impl, [steps.prediction_spec("inputs", batch_size)])
+  @steps.decoding_function([steps.prediction_spec("inputs", batch_size)])
   def predict(inputs: mtf.Tensor) -> mtf.Tensor:
     if predict_fn is not None:
       return predict_fn(

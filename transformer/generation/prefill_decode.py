@@ -193,7 +193,7 @@ class DecodePrograms:
       mask = [mtf.TensorSpec([self._batch, self._vocab], tf.bool, "seen")] * self.needs_seen
       cache_specs = self._prefill_program(self.rows, self.length).cache
       specs = [*self._specs, *scalars, *mask, *cache_specs]
-      self._decode = mtf.function(self._steps.mesh_impl, specs)(self._decode_loop)
+      self._decode = self._steps.decoding_function(specs)(self._decode_loop)
     arrays = [getattr(batch, n) for n in ("ids", *_PER_ROW)]
     # Not Python numbers: TensorFlow caches a tensor for each of those, forever.
     numbers = [np.array(n, np.int32) for n in (most, least_active)]
@@ -234,7 +234,7 @@ class DecodePrograms:
         mtf.TensorSpec([batch, mtf.Dimension("length", length)], tf.int32, "ids"),
         mtf.TensorSpec([batch], tf.int32, "positions"),
       ]
-      function = mtf.function(self._steps.mesh_impl, specs)(prefill)
+      function = self._steps.decoding_function(specs)(prefill)
       returned = function.build_graph()[2]
       cache = [mtf.TensorSpec(s.shape, s.dtype, mesh=s.mesh.name) for s in returned]
       self._prefills[rows, length] = PrefillProgram(rows, length, function, cache)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 import os
 import time
@@ -68,6 +69,8 @@ def save(
   mesh_impl = mtf.PlacementMeshImpl("", "", [""], variable_store=mtf.VariableStore())
   lengths, kinds = _rows(steps, names, score, predict_fn)
   steps_here = steps.on_mesh(mesh_impl)
+  # Not every machine that serves it has XLA.
+  steps_here.settings = dataclasses.replace(steps.settings, jit_compile=False)
   if kinds.get("inputs") == "prompt":
     program = predict.continuation(steps_here, lengths["inputs"], batch_size)
   else:

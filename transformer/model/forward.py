@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 import tensorflow as tf
@@ -115,6 +115,12 @@ class Forward(ModelFeatures):
       return generate
     raise ConfigError(f"model_type {self.model_type!r} does not generate text")
 
+  def decoding_function(
+    self, input_signature: Sequence[mtf.TensorSpec]
+  ) -> Callable[[Callable[..., Any]], mtf.Function]:
+    """`mtf.function` for a program that generates tokens."""
+    return mtf.function(self.mesh_impl, input_signature)
+
   def sample_step(self, length: int, rows: int, **options: Any) -> mtf.Function:
     """Continues given tokens; an encoder-decoder makes the targets of given inputs.
 
@@ -130,7 +136,7 @@ class Forward(ModelFeatures):
     generate = self.generator()
     dims = [mtf.Dimension("batch", rows), mtf.Dimension("length", length)]
 
-    @mtf.function(self.mesh_impl, [mtf.TensorSpec(dims, tf.int32, "inputs")])
+    @self.decoding_function([mtf.TensorSpec(dims, tf.int32, "inputs")])
     def sample_step(inputs: mtf.Tensor) -> mtf.Tensor:
       return generate(inputs, variable_dtype=self.variable_dtype, **options)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import TypeAlias, TypeVar
+from typing import Any, TypeAlias, TypeVar
 
 import tensorflow as tf
 
@@ -138,6 +138,20 @@ class ModelSteps(Forward):
     return program.train_step(
       self, self.settings, feature_names, optimizer, look=look, reported=reported
     )
+
+  def decoding_function(
+    self, input_signature: Sequence[mtf.TensorSpec]
+  ) -> Callable[[Callable[..., Any]], mtf.Function]:
+    """`mtf.function` for a program that generates tokens, as `settings.jit_compile` says.
+
+    Args:
+      input_signature: of the program.
+
+    Raises:
+      ConfigError: XLA is to compile it for a mesh of several devices.
+    """
+    jit_compile = program.is_compiled_by_xla(self.settings, self.mesh_impl)
+    return mtf.function(self.mesh_impl, input_signature, jit_compile=jit_compile)
 
   def eval_step(self, feature_names: Sequence[str]) -> mtf.Function:
     """Sums over one batch, teacher-forced; see `evaluation.eval_step`."""

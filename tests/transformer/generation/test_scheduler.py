@@ -28,13 +28,17 @@ DRAWN = TokenChoice(1.0, top_p=0.9, min_p=0.01, repetition_penalty=1.3)
 GREEDY = TokenChoice(0.0)
 
 
-def programs(impl=None, rows=2, length=16, choice=GREEDY, model=None, **options):
+def programs(impl=None, rows=2, length=16, choice=GREEDY, model=None, jit_compile=False, **options):
   """A `Continuation` of the golden model; no id ends a row unless it is said."""
   impl = impl or lm.one_device()
   model = model or lm.make_model()
   lm.set_golden_weights(lm.initialize(impl, model))
   steps = types.SimpleNamespace(
-    model=model, mesh_impl=impl, model_type="lm", variable_dtype=mtf.VariableDType(tf.float32)
+    model=model,
+    mesh_impl=impl,
+    model_type="lm",
+    variable_dtype=mtf.VariableDType(tf.float32),
+    decoding_function=functools.partial(mtf.function, impl, jit_compile=jit_compile),
   )
   options = {"eos_id": None, **options}
   return DecodePrograms(steps, rows, length, DecodeOptions(choice, **options))
