@@ -5,7 +5,7 @@ import pytest
 import tensorflow as tf
 
 import mesh_tensorflow as mtf
-from mesh_tensorflow.meshes.collectives import runtime
+from mesh_tensorflow.meshes.collectives import queues, runtime
 from mesh_tensorflow.meshes.joined_sums import JoinedSums
 from mesh_tensorflow.meshes.laid_out import LaidOutTensor, LazyAllreduceSum
 from mesh_tensorflow.operations.microbatches import serialize_training_step
@@ -59,33 +59,49 @@ def skipping(x):
 class Exchanges(list):
   """Numbers of elements of the sums that a program exchanges, as it is traced."""
 
-  def __init__(self, monkeypatch):
-    all_reduce = runtime.RuntimeCollectives.all_reduce
+  def __init__(self, backend, monkeypatch):
+    all_reduce = backend.all_reduce
 
     def counted(collectives, x, groups, reduction):
       self.append(x.shape.num_elements())
       return all_reduce(collectives, x, groups, reduction)
 
-    monkeypatch.setattr(runtime.RuntimeCollectives, "all_reduce", counted)
+    monkeypatch.setattr(backend, "all_reduce", counted)
 
 
-def trained(program, joined_bytes, monkeypatch, shape="batch:2", layout="batch:batch"):
+BACKENDS = {
+  "runtime": (runtime, runtime.RuntimeCollectives),
+  "queues": (queues, queues.QueueCollectives),
+}
+
+
+def trained(program, joined_bytes, monkeypatch, collectives="runtime"):
   """(losses, weights, exchanges) of three steps with sums joined up to a size."""
+  module, backend = BACKENDS[collectives]
   with monkeypatch.context() as m:
-    m.setattr(runtime, "JOINED_BYTES", joined_bytes)
-    exchanges = Exchanges(m)
+    m.setattr(module, "JOINED_BYTES", joined_bytes)
+    exchanges = Exchanges(backend, m)
     store = mtf.VariableStore(seed=1)
-    impl = mtf.SimdMeshImpl(shape, layout, collectives="runtime", variable_store=store)
+    impl = mtf.SimdMeshImpl("batch:2", "batch:batch", collectives=collectives, variable_store=store)
     step = mtf.function(impl, [mtf.TensorSpec([BATCH, IO])])(program)
     losses = [float(step(X)) for _ in range(3)]
   return losses, {v.name: v.numpy() for v in store}, list(exchanges)
 
 
-@pytest.mark.parametrize("program", [plain, clipped, in_microbatches, skipping])
-def test_what_is_exchanged_together_has_the_same_bits(program, monkeypatch):
-  losses, weights, alone = trained(program, 0, monkeypatch)
+@pytest.mark.parametrize(
+  ("program", "collectives"),
+  [
+    (plain, "runtime"),
+    (clipped, "queues"),
+    (in_microbatches, "runtime"),
+    (in_microbatches, "queues"),
+    (skipping, "queues"),
+  ],
+)
+def test_what_is_exchanged_together_has_the_same_bits(program, collectives, monkeypatch):
+  losses, weights, alone = trained(program, 0, monkeypatch, collectives)
   for most in (1, 1500, 1 << 20):
-    again, same, exchanges = trained(program, most, monkeypatch)
+    again, same, exchanges = trained(program, most, monkeypatch, collectives)
     assert again == losses
     for name, value in weights.items():
       np.testing.assert_array_equal(same[name], value, err_msg=name)

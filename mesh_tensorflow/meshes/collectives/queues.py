@@ -27,6 +27,10 @@ _DISCARDED: list[tf.Tensor] = []
 # From this size of a tensor (bytes) on, each member of a large group reduces a part for all.
 SHARD_BYTES = 1 << 20
 
+# Up to this size of a message (bytes) sums are exchanged as one vector: scales and biases, of which
+# the exchange costs more than the copies.
+JOINED_BYTES = 1 << 13
+
 
 class QueueNetwork:
   """The queues between the processors of a mesh, made when they are needed.
@@ -166,6 +170,9 @@ class QueueCollectives(Collectives):
 
   def all_to_all(self, parts: Sequence[tf.Tensor], groups: Groups) -> list[tf.Tensor]:
     return self._exchange(parts, groups)
+
+  def joined_bytes(self, groups: Groups) -> int:
+    return JOINED_BYTES
 
   def all_reduce(self, x: tf.Tensor, groups: Groups, reduction: str) -> tf.Tensor:
     check_static(x, f"allreduce over {groups.name}")
