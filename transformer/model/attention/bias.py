@@ -104,7 +104,7 @@ def self_attention_bias(
     return context.cached(key, compute)
 
   def mask() -> mtf.Tensor | None:
-    key = ("self_attention_mask", limits, *_sources(context))
+    key = ("self_attention_mask", limits, memory_position.shape, *_sources(context))
     bias = context.cached(key, lambda: _mask(layer, context, relative_position, limits))
     if bias is None or not num_prompts:
       return bias
@@ -116,7 +116,15 @@ def self_attention_bias(
 
   def with_relative_bias() -> mtf.Tensor:
     relative_bias = relative_attention_bias(layer, context, relative_position(), heads_dims, q)
-    return relative_bias if mask() is None else relative_bias + mask()
+    bias = mask()
+    if bias is None or context.beam_dim is None or context.beam_dim not in bias.shape:
+      return relative_bias if bias is None else relative_bias + bias
+    # Each beam sees other entries: in the order of the logits, so that no layer transposes it.
+    heads = [d for d in relative_bias.shape if d not in bias.shape]
+    *batch_dims, beam, memory = bias.shape.dims
+    return mtf.add(
+      relative_bias, bias, output_shape=mtf.Shape([*batch_dims, *heads, beam, memory])
+    )
 
   kind = layer.relative_attention_type
   if kind is None:
@@ -124,7 +132,14 @@ def self_attention_bias(
   if kind == "bias_shared":
     # The first layer's variable serves all layers of the stack.
     return context.cached(
-      ("self_attention_bias", *limits, num_prompts, tuple(heads_dims), *_sources(context)),
+      (
+        "self_attention_bias",
+        *limits,
+        num_prompts,
+        tuple(heads_dims),
+        memory_position.shape,
+        *_sources(context),
+      ),
       with_relative_bias,
     )
   return with_relative_bias()
@@ -239,7 +254,9 @@ def _mask(
     renamed: mtf.Tensor = layer.rename_length_to_memory_length(x, context)
     return renamed
 
-  if context.read_priority is not None and context.write_priority is not None:
+  if context.ancestry is not None and layer.shares_cache(context):
+    visible.append(context.ancestry)
+  elif context.read_priority is not None and context.write_priority is not None:
     write_priority = memory(context.write_priority)
     visible.append(compared(mtf.greater_equal, context.read_priority, write_priority))
   sequence_id = segments(context)
