@@ -42,7 +42,9 @@ def empty(x: mtf.Tensor, beam: mtf.Dimension) -> mtf.Tensor:
   return mtf.zeros(x.mesh, mtf.Shape(dims), x.dtype)
 
 
-def write(old: mtf.Tensor, new: mtf.Tensor, position: mtf.Tensor, beam: mtf.Dimension) -> mtf.Tensor:
+def written(
+  old: mtf.Tensor, new: mtf.Tensor, position: mtf.Tensor, beam: mtf.Dimension
+) -> mtf.Tensor:
   """The cache with the keys or values of all beams at a position.
 
   Args:

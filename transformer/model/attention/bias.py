@@ -105,7 +105,9 @@ def self_attention_bias(
 
   def mask() -> mtf.Tensor | None:
     key = ("self_attention_mask", limits, memory_position.shape, *_sources(context))
-    bias = context.cached(key, lambda: _mask(layer, context, relative_position, limits))
+    bias = context.cached(
+      key, lambda: _mask(layer, context, memory_position, relative_position, limits)
+    )
     if bias is None or not num_prompts:
       return bias
     # All positions see the prompts.
@@ -122,9 +124,7 @@ def self_attention_bias(
     # Each beam sees other entries: in the order of the logits, so that no layer transposes it.
     heads = [d for d in relative_bias.shape if d not in bias.shape]
     *batch_dims, beam, memory = bias.shape.dims
-    return mtf.add(
-      relative_bias, bias, output_shape=mtf.Shape([*batch_dims, *heads, beam, memory])
-    )
+    return mtf.add(relative_bias, bias, output_shape=mtf.Shape([*batch_dims, *heads, beam, memory]))
 
   kind = layer.relative_attention_type
   if kind is None:
@@ -240,13 +240,17 @@ def length_to_memory_length(
 
 
 def _mask(
-  layer: Any, context: Context, relative_position: Callable[[], mtf.Tensor], limits: _Limits
+  layer: Any,
+  context: Context,
+  memory_position: mtf.Tensor,
+  relative_position: Callable[[], mtf.Tensor],
+  limits: _Limits,
 ) -> mtf.Tensor | None:
   """-1e9 where attention is not allowed; None if it is allowed everywhere."""
   visible = []
   if limits.low is not None:
     near = mtf.greater_equal(relative_position(), limits.low)
-    visible.append(_or_sinks(layer, context, near, limits.num_sinks))
+    visible.append(_or_sinks(layer, context, memory_position, near, limits.num_sinks))
   if limits.high is not None:
     visible.append(mtf.less_equal(relative_position(), limits.high))
 
@@ -254,7 +258,7 @@ def _mask(
     renamed: mtf.Tensor = layer.rename_length_to_memory_length(x, context)
     return renamed
 
-  if context.ancestry is not None and layer.shares_cache(context):
+  if context.ancestry is not None and layer.cache_beam(context) is not None:
     visible.append(context.ancestry)
   elif context.read_priority is not None and context.write_priority is not None:
     write_priority = memory(context.write_priority)
@@ -267,12 +271,14 @@ def _mask(
   return visibility_mask_to_attention_bias(all_visible(visible), context.activation_dtype)
 
 
-def _or_sinks(layer: Any, context: Context, near: mtf.Tensor, num_sinks: int) -> mtf.Tensor:
+def _or_sinks(
+  layer: Any, context: Context, memory_position: mtf.Tensor, near: mtf.Tensor, num_sinks: int
+) -> mtf.Tensor:
   """Adds attention sinks to a mask: the first `num_sinks` positions of each sequence."""
   if not num_sinks:
     return near
   if context.mode == "incremental":
-    position = mtf.range(context.mesh, layer.memory_length(context), tf.int32)
+    position = memory_position
   else:
     position = layer.rename_length_to_memory_length(position_in_sequence(context), context)
   sinks = mtf.less(position, num_sinks)

@@ -278,16 +278,15 @@ class SelfAttention(TransformerLayer):
 
   def memory_length(self, context: Context) -> mtf.Dimension:
     """The dimension of what is attended to."""
-    if context.mode == "incremental" and self.shares_cache(context):
-      return beam_caches.entries(context.length_dim, context.beam_dim)
+    beam = self.cache_beam(context)
+    if beam is not None and context.mode == "incremental":
+      return beam_caches.entries(context.length_dim, beam)
     return mtf.Dimension("memory_length", context.length_dim.size)
 
-  def shares_cache(self, context: Context) -> bool:
-    """True while decoding beams that attend to one KV cache; see `beam_caches`."""
+  def cache_beam(self, context: Context) -> mtf.Dimension | None:
+    """The dimension of beams that share the layer's KV cache, see `beam_caches`; or None."""
     # Prompts stand before the positions.
-    return (
-      context.beam_dim is not None and self.memory_in_any_order and not self._num_prompts()
-    )
+    return context.beam_dim if self.memory_in_any_order and not self._num_prompts() else None
 
   def rename_length_to_memory_length(self, x: mtf.Tensor, context: Context) -> mtf.Tensor:
     """Calls the length dimension of x `memory_length`."""
@@ -312,8 +311,9 @@ class SelfAttention(TransformerLayer):
     Returns:
       (the tensors, with dimension `memory_length`; int32 positions along it).
     """
-    if self.shares_cache(context):
-      return self._with_entries_of_all_beams(context, context.beam_dim, memory)
+    beam = self.cache_beam(context)
+    if beam is not None:
+      return self._with_entries_of_all_beams(context, beam, memory)
     incremental = context.mode == "incremental"
     memory_length = self.memory_length(context)
     if incremental:
@@ -336,7 +336,7 @@ class SelfAttention(TransformerLayer):
       context.record_new_states([beam_caches.empty(m, beam) for m in memory])
       return memory, self.rename_length_to_memory_length(context.position, context)
     caches = [
-      beam_caches.write(old, new, context.position, beam)
+      beam_caches.written(old, new, context.position, beam)
       for old, new in zip(context.get_states(len(memory)), memory)
     ]
     context.record_new_states(caches)
