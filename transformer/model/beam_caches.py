@@ -2,8 +2,8 @@
 
 The keys and values of a position stay where the beam that computed them wrote them: a cache
 `[..., memory_length, memory_beam, d_kv]` has no dimension of beams that `mtf.beam_search` would
-reorder. Each beam attends to the entries of all, under a mask of those of its own ancestors. The
-mask, `ancestry`, is small, and is reordered as any other state.
+reorder. Each beam attends to the entries of all, under a mask of those of its ancestors. Of these
+there is a table, which beam wrote what each sees of a position; it is reordered as other states.
 """
 
 from __future__ import annotations
@@ -63,32 +63,39 @@ def joined(cache: mtf.Tensor, beam: mtf.Dimension) -> mtf.Tensor:
   return mtf.replace_dimensions(cache, [length, memory_beam(beam)], entries(length, beam))
 
 
-def no_ancestry(
+def no_ancestors(
   mesh: mtf.Mesh, batch_dims: Sequence[mtf.Dimension], length: mtf.Dimension
 ) -> mtf.Tensor:
-  """The mask at the beginning: bool `[<batch_dims>, <entries>]`, false.
+  """The table of ancestors at the beginning: int32 `[<batch_dims>, memory_length]`, all -1.
 
   Args:
     mesh: an `mtf.Mesh`.
     batch_dims: the last of them is the dimension of beams.
     length: the dimension of positions.
   """
-  shape = mtf.Shape([*batch_dims, entries(length, batch_dims[-1])])
-  return mtf.constant(mesh, False, shape, tf.bool)
+  shape = mtf.Shape([*batch_dims, mtf.Dimension("memory_length", length.size)])
+  return mtf.constant(mesh, -1, shape, tf.int32)
 
 
-def with_own_entries(ancestry: mtf.Tensor, position: mtf.Tensor) -> mtf.Tensor:
-  """The mask in which each beam sees, besides those of its ancestors, its own entry at a position.
+def with_own(ancestors: mtf.Tensor, position: mtf.Tensor) -> mtf.Tensor:
+  """The table in which each beam has written the entry at a position itself.
 
   Args:
-    ancestry: bool `[<batch_dims>, <entries>]`.
+    ancestors: int32 `[<batch_dims>, memory_length]`, the beam that has written what each sees.
     position: int32 scalar.
   """
-  *_, beam, memory = ancestry.shape.dims
-  own = position * beam.size + mtf.range(ancestry.mesh, beam, tf.int32)
-  return mtf.logical_or(
-    ancestry, mtf.one_hot(own, memory, dtype=tf.bool), output_shape=ancestry.shape
-  )
+  *_, beam, length = ancestors.shape.dims
+  here = mtf.equal(mtf.range(ancestors.mesh, length, tf.int32), position)
+  own = mtf.range(ancestors.mesh, beam, tf.int32)
+  return mtf.where(here, own, ancestors, output_shape=ancestors.shape)
+
+
+def seen(ancestors: mtf.Tensor) -> mtf.Tensor:
+  """The entries that each beam sees: bool `[<batch_dims>, <entries>]`."""
+  *_, beam, length = ancestors.shape.dims
+  writer = mtf.range(ancestors.mesh, memory_beam(beam), tf.int32)
+  mask = mtf.equal(ancestors, writer, output_shape=ancestors.shape + writer.shape)
+  return joined(mask, beam)
 
 
 def positions(mesh: mtf.Mesh, length: mtf.Dimension, beam: mtf.Dimension) -> mtf.Tensor:

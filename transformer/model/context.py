@@ -192,8 +192,8 @@ class Context:
     self.packed_position: mtf.Tensor | None = None
     # While decoding the ids `[<batch_dims>, length]`, of which those before `position` count.
     self.decoded_ids: mtf.Tensor | None = None
-    # While beams share KV caches, which entries each sees: bool `[<batch_dims>, memory_length]`.
-    self.ancestry: mtf.Tensor | None = None
+    # Of KV caches that beams share, the entries that each sees: bool `[<batch_dims>, <entries>]`.
+    self.seen_by_beams: mtf.Tensor | None = None
     self.decoder_layers_per_module: Any = None
     # What layers count of the tokens of a step of training; None where it cannot be counted.
     self.step_sums: list[StepSum] | None = []

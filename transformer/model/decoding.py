@@ -162,7 +162,7 @@ class IncrementalModel:
     position: mtf.Tensor,
     ids: mtf.Tensor,
     states: Sequence[mtf.Tensor],
-    ancestry: mtf.Tensor | None = None,
+    seen_by_beams: mtf.Tensor | None = None,
   ) -> tuple[mtf.Tensor, list[mtf.Tensor]]:
     """The logits of the token at a position.
 
@@ -170,8 +170,7 @@ class IncrementalModel:
       position: int32, a scalar or one for each row.
       ids: int32 `[<batch_dims>, length]`: the tokens before it.
       states: the states after them; the order of their last dims is kept.
-      ancestry: which entries of shared KV caches each beam sees, its own at the position among
-        them; see `beam_caches`.
+      seen_by_beams: see `Context`.
 
     Returns:
       Logits `[<batch_dims>, vocab]`, and the states after this position.
@@ -191,7 +190,7 @@ class IncrementalModel:
       write_priority=self._priority,
       inputs=token,
     )
-    context.decoded_ids, context.ancestry = ids, ancestry
+    context.decoded_ids, context.seen_by_beams = ids, seen_by_beams
     context.cache.update(self._constants)
     with mtf.variable_scope(self._model.name):
       logits = self._model._call_internal(context, token)

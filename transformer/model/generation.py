@@ -66,10 +66,10 @@ def _beam_search(
     step: mtf.Tensor, ids: mtf.Tensor, states: Sequence[mtf.Tensor]
   ) -> tuple[mtf.Tensor, list[mtf.Tensor]]:
     if share:
-      *states, ancestry = states
-      ancestry = beam_caches.with_own_entries(ancestry, step)
-      logits, new_states = decoder.step(step, ids, states, ancestry)
-      new_states.append(ancestry)
+      *states, ancestors = states
+      ancestors = beam_caches.with_own(ancestors, step)
+      logits, new_states = decoder.step(step, ids, states, beam_caches.seen(ancestors))
+      new_states.append(ancestors)
     else:
       logits, new_states = decoder.step(step, ids, states)
     # Log probabilities add up over a sequence: in bfloat16 close beams would become equal.
@@ -78,7 +78,7 @@ def _beam_search(
   # Only their shapes: the pass over an empty sequence has filled them with what is not there.
   states = [mtf.zeros_like(s) for s in decoder.loop_states()]
   if share:
-    states.append(beam_caches.no_ancestry(inputs.mesh, [*batch_dims, beam_dim], length_dim))
+    states.append(beam_caches.no_ancestors(inputs.mesh, [*batch_dims, beam_dim], length_dim))
   ids, _ = mtf.beam_search.beam_search(
     logits_fn,
     inputs,

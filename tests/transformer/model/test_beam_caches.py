@@ -159,7 +159,7 @@ LAYOUTS = {
   "batch": ("rows:2", "batch:rows"),
   "beams": ("rows:2,cols:2", "beam:rows,heads:cols"),
   "lengths": ("rows:2,cols:2", "batch:rows,memory_length:cols"),
-  "heads": ("rows:2", "heads:rows,vocab:rows"),
+  "heads": ("rows:2", "heads:rows"),
   "beams of caches": ("rows:2,cols:2", "memory_beam:rows,length:cols"),
   "uneven": ("rows:2,cols:4", "batch:rows,memory_length:cols~"),
 }
@@ -190,6 +190,6 @@ def test_no_cache_is_reordered():
     return out
 
   lm.run(lm.one_device(), program, NOTHING, names=NAMES)
-  mask = mtf.convert_to_shape([("batch", BATCH), ("beam", BEAM), ("memory_length", BEAM * LENGTH)])
-  assert mask in reordered
+  table = mtf.convert_to_shape([("batch", BATCH), ("beam", BEAM), ("memory_length", LENGTH)])
+  assert table in reordered
   assert not [shape for shape in reordered if "d_kv" in shape.dimension_names]

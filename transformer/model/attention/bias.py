@@ -258,8 +258,8 @@ def _mask(
     renamed: mtf.Tensor = layer.rename_length_to_memory_length(x, context)
     return renamed
 
-  if context.ancestry is not None and layer.cache_beam(context) is not None:
-    visible.append(context.ancestry)
+  if context.seen_by_beams is not None and layer.cache_beam(context) is not None:
+    visible.append(context.seen_by_beams)
   elif context.read_priority is not None and context.write_priority is not None:
     write_priority = memory(context.write_priority)
     visible.append(compared(mtf.greater_equal, context.read_priority, write_priority))
