@@ -139,5 +139,5 @@ def in_reading_order(state: Any) -> Any:
     return state
   *dims, last = state.shape.dims
   memory = [d for d in dims if d.name.startswith("memory_")]
-  ordered = [*[d for d in dims if d not in memory], *memory, last]
-  return state if ordered == state.shape.dims else mtf.transpose(state, mtf.Shape(ordered))
+  shape = mtf.Shape([*[d for d in dims if d not in memory], *memory, last])
+  return state if shape == state.shape else mtf.transpose(state, shape)
