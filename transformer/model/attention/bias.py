@@ -93,6 +93,9 @@ def self_attention_bias(
   limits = _Limits(
     layer.min_relative_position(context), layer.max_relative_position(context), layer.num_sinks
   )
+  seen = context.seen_by_beams
+  if seen is not None and (num_prompts or seen.shape[-1] not in memory_position.shape):
+    seen = None  # The beams have caches of their own in this layer.
 
   def relative_position() -> mtf.Tensor:
     key = ("relative_position", memory_position.shape, num_prompts, context.position)
@@ -104,9 +107,9 @@ def self_attention_bias(
     return context.cached(key, compute)
 
   def mask() -> mtf.Tensor | None:
-    key = ("self_attention_mask", limits, memory_position.shape, *_sources(context))
+    key = ("self_attention_mask", limits, seen, *_sources(context))
     bias = context.cached(
-      key, lambda: _mask(layer, context, memory_position, relative_position, limits)
+      key, lambda: _mask(layer, context, memory_position, relative_position, limits, seen)
     )
     if bias is None or not num_prompts:
       return bias
@@ -119,7 +122,7 @@ def self_attention_bias(
   def with_relative_bias() -> mtf.Tensor:
     relative_bias = relative_attention_bias(layer, context, relative_position(), heads_dims, q)
     bias = mask()
-    if bias is None or context.beam_dim is None or context.beam_dim not in bias.shape:
+    if bias is None or seen is None:
       return relative_bias if bias is None else relative_bias + bias
     # Each beam sees other entries: in the order of the logits, so that no layer transposes it.
     heads = [d for d in relative_bias.shape if d not in bias.shape]
@@ -137,7 +140,7 @@ def self_attention_bias(
         *limits,
         num_prompts,
         tuple(heads_dims),
-        memory_position.shape,
+        seen,
         *_sources(context),
       ),
       with_relative_bias,
@@ -245,6 +248,7 @@ def _mask(
   memory_position: mtf.Tensor,
   relative_position: Callable[[], mtf.Tensor],
   limits: _Limits,
+  seen_by_beams: mtf.Tensor | None,
 ) -> mtf.Tensor | None:
   """-1e9 where attention is not allowed; None if it is allowed everywhere."""
   visible = []
@@ -258,8 +262,8 @@ def _mask(
     renamed: mtf.Tensor = layer.rename_length_to_memory_length(x, context)
     return renamed
 
-  if context.seen_by_beams is not None and layer.cache_beam(context) is not None:
-    visible.append(context.seen_by_beams)
+  if seen_by_beams is not None:
+    visible.append(seen_by_beams)
   elif context.read_priority is not None and context.write_priority is not None:
     write_priority = memory(context.write_priority)
     visible.append(compared(mtf.greater_equal, context.read_priority, write_priority))

@@ -466,7 +466,7 @@ class TalkingHeadsSelfAttention(SelfAttention):
     bias = self.compute_bias(context, memory_position, x, self.softmax_heads_dims, q)
     # While decoding, dynamic projections need the inputs of all positions of memory.
     m = inputs[0] if inputs else m
-    memory_length = self.memory_length(context)
+    memory_length = k.shape.get_dim_by_name("memory_length")
     return self.attention_internal(context, x, m, q, k, v, memory_length, bias)
 
   def attention_internal(
@@ -684,7 +684,8 @@ class GeneralBilinearSelfAttention(SelfAttention):
     # Keys and values are the inputs: a state of d_model in place of heads times d_kv, twice.
     (m,), memory_position = self.with_earlier(context, [self.as_memory(context, x)])
     bias = self.compute_bias(context, memory_position, x, self.heads_dims, q)
-    return self.attention_internal(context, q, m, self.memory_length(context), bias)
+    memory_length = m.shape.get_dim_by_name("memory_length")
+    return self.attention_internal(context, q, m, memory_length, bias)
 
   def attention_internal(
     self,

@@ -243,7 +243,7 @@ class SelfAttention(TransformerLayer):
     params = self.make_params(context)
     q, memory = self.positioned(context, *self.projected(context, x, params))
     memory, memory_position = self.with_earlier(context, memory)
-    memory_length = self.memory_length(context)
+    memory_length = memory[0].shape.get_dim_by_name("memory_length")
     num_prompts = self._num_prompts()
     if num_prompts:
       k, v, memory_position, memory_length = attention.concat_hyper_prompts_kv(
@@ -278,15 +278,7 @@ class SelfAttention(TransformerLayer):
 
   def memory_length(self, context: Context) -> mtf.Dimension:
     """The dimension of what is attended to."""
-    beam = self.cache_beam(context)
-    if beam is not None and context.mode == "incremental":
-      return beam_caches.entries(context.length_dim, beam)
     return mtf.Dimension("memory_length", context.length_dim.size)
-
-  def cache_beam(self, context: Context) -> mtf.Dimension | None:
-    """The dimension of beams that share the layer's KV cache, see `beam_caches`; or None."""
-    # Prompts stand before the positions.
-    return context.beam_dim if self.memory_in_any_order and not self._num_prompts() else None
 
   def rename_length_to_memory_length(self, x: mtf.Tensor, context: Context) -> mtf.Tensor:
     """Calls the length dimension of x `memory_length`."""
@@ -311,9 +303,9 @@ class SelfAttention(TransformerLayer):
     Returns:
       (the tensors, with dimension `memory_length`; int32 positions along it).
     """
-    beam = self.cache_beam(context)
-    if beam is not None:
-      return self._with_entries_of_all_beams(context, beam, memory)
+    # Prompts stand before the positions.
+    if context.beam_dim is not None and self.memory_in_any_order and not self._num_prompts():
+      return self._with_entries_of_all_beams(context, context.beam_dim, memory)
     incremental = context.mode == "incremental"
     memory_length = self.memory_length(context)
     if incremental:
