@@ -51,12 +51,12 @@ KINDS = {
 REORDERED = {"local", "synthesizer_random_plus_alpha", "lightweight"}
 
 
-def make_model(cls=t.SelfAttention, kwargs=layers.DIMS | layers.SHARED_BIAS):
-  """One layer; with a softmax of its own: with that of the embedding tokens repeat themselves."""
+def make_model(cls=t.SelfAttention, kwargs=layers.DIMS | layers.SHARED_BIAS, num_layers=1):
+  """With a softmax of its own: with that of the embedding, tokens repeat themselves."""
   made = transformer.make_layer_stack(
     [[cls, kwargs], [t.DenseReluDense, dict(hidden_size=5)]],
     lambda made: transformer.LayerStack(made, **lm.SUBLAYERS),
-    num_layers=1,
+    num_layers=num_layers,
   )
   return transformer.Unitransformer(
     made,
@@ -177,6 +177,15 @@ def test_layouts(layout, kind, searched, cpu_devices):
   impl = cls(shape, rules, cpu_devices[: mtf.convert_to_shape(shape).size])
   _, shared = compare(searched, make_model(), NOTHING, search, impl)
   assert shared
+
+
+def test_stages_of_a_pipeline(searched, cpu_devices):
+  """The caches of each are on its mesh, the table of ancestors on the first."""
+  gin.bind_parameter("beam_search.beam_search.eos_id", -1)
+  first = mtf.PlacementMeshImpl("all:1", "", cpu_devices[:1])
+  second = mtf.PlacementMeshImpl("all:1", "", cpu_devices[1:2], variable_store=first.variable_store)
+  model = make_model(num_layers=2)
+  assert compare(searched, model, NOTHING, search, first.with_stages([second]))[1]
 
 
 def test_no_cache_is_reordered():
