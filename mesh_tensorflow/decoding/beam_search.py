@@ -128,7 +128,9 @@ def beam_search(
     alpha: exponent of the length penalty; 0 compares log probabilities, higher values favour
       long sequences. Must not be negative for `stop_early` to be exact.
     states: a list of `Tensor`s that have the dimensions batch and beam, such as caches of keys
-      and values. After each step every sequence gets the states of the one that it extends.
+      and values. After each step every sequence gets the states of the one that it extends. A state
+      with a dimension called memory_beam (if beam is called so), of its size, in place of beam
+      belongs to all sequences of a row, and stays as it is.
     eos_id: id of the token that ends a sequence.
     stop_early: stop as soon as no alive sequence can become better than the finished ones,
       rather than after `decode_length` steps.

@@ -86,11 +86,15 @@ class BeamSearch:
     *self.batch, self.outer_beam, self.length = initial_ids.shape.dims
     self.beam = Dimension(_BEAM, self.outer_beam.size)
     self.states = list(states)
+    # In its place, the dimension of a state that belongs to all beams: its name is not theirs.
+    shared = Dimension(f"memory_{self.outer_beam.name}", self.outer_beam.size)
     for x in self.states:
-      if any(d not in x.shape for d in [*self.batch, self.outer_beam]):
+      beam = shared if shared in x.shape else self.outer_beam
+      if any(d not in x.shape for d in [*self.batch, beam]):
         raise ShapeError(
           f"beam_search: the state {x} lacks dimensions of "
-          f"{Shape([*self.batch, self.outer_beam])}; each sequence needs its own state"
+          f"{Shape([*self.batch, self.outer_beam])}; each sequence needs its own state, or all "
+          f"beams of a row have one with the dimension {shared.name}={shared.size}"
         )
     self.limit = _limit(decode_length, self.length)
     self.positions = mtf_range(self.mesh, self.length, tf.int32)
@@ -174,7 +178,10 @@ class BeamSearch:
 
     # The states of the stages of a pipeline are on the meshes of these.
     new_states = [
-      take(x, reshard(parent, x.mesh), self.outer_beam, self.outer_beam) for x in new_states
+      take(x, reshard(parent, x.mesh), self.outer_beam, self.outer_beam)
+      if self.outer_beam in x.shape
+      else x
+      for x in new_states
     ]
     if self.stop_early:
       done = self._is_done(log_probs, scores)

@@ -38,6 +38,35 @@ def _beam_search(table, start, **kwargs):
   )
 
 
+def _beam_search_in_place(table, start, **kwargs):
+  """What each step adds to the logits stays where its beam wrote it; beams know their ancestors."""
+  batch, vocab = start.shape
+  writer = mtf.Dimension("memory_beam", BEAM.size)
+  steps = mtf.Dimension("memory_length", LENGTH.size)
+
+  def logits_fn(step, ids, states):
+    written, ancestry = states
+    here = mtf.one_hot(step, steps, dtype=tf.float32)
+    last = mtf.gather(ids, step - 1, ids.shape[-1])
+    new = mtf.rename_dimension(mtf.gather(table, last, table.shape[0]), "beam", "memory_beam")
+    written += mtf.multiply(new, here, output_shape=written.shape)
+    own = mtf.one_hot(mtf.range(ids.mesh, BEAM, tf.int32), writer, dtype=tf.float32)
+    ancestry += mtf.einsum([own, here], output_shape=ancestry.shape)
+    summed = mtf.einsum([written, ancestry], output_shape=mtf.Shape([batch, BEAM, vocab]))
+    return summed + start, [written, ancestry]
+
+  return mtf.beam_search.beam_search(
+    logits_fn,
+    mtf.zeros(start.mesh, [batch, BEAM, LENGTH], tf.int32),
+    0.6,
+    states=[
+      mtf.zeros(start.mesh, [batch, writer, steps, vocab]),
+      mtf.zeros(start.mesh, [batch, BEAM, writer, steps]),
+    ],
+    **kwargs,
+  )
+
+
 def _beam_search_in_numpy(table, start, **kwargs):
   def log_probs(row, prefix):
     logits = start[row] + table[0] + sum(table[t] for t in prefix)
@@ -96,6 +125,15 @@ DESCRIPTORS = [
     TABLE,
     START,
     together=ROWS,
+    differentiable=False,
+  ),
+  op(
+    "beam_search_with_a_state_of_all_beams",
+    lambda t, s: _beam_search_in_place(t, s, eos_id=5),
+    lambda t, s: _beam_search_in_numpy(t, s, end=5),
+    TABLE,
+    START,
+    together=(*ROWS, "batch:4 beam:4 memory_beam:4 memory_length:4 v:12"),
     differentiable=False,
   ),
   op(

@@ -607,6 +607,8 @@ def _search(
     ({"ids": "length:5"}, ShapeError, r"\[batch, beam, length\]"),
     ({"scores": tf.int32}, DTypeError, "must be floating, got int32"),
     ({"states": ["batch:2 h:4"]}, ShapeError, "lacks dimensions of .*beam"),
+    ({"states": ["batch:2 memory_beam:4 h:4"]}, ShapeError, "one with the dimension memory_beam=3"),
+    ({"states": ["memory_beam:3 h:4"]}, ShapeError, "lacks dimensions of .*batch"),
     ({"logits": "batch:2 vocab:6"}, ShapeError, "logits of the dimensions .*beam"),
     ({"logits": "batch:2 beam:3 x:2 vocab:6"}, ShapeError, "logits of the dimensions"),
     ({"new": [1]}, GraphError, "returned 1 states, it was given 0"),

@@ -89,7 +89,8 @@ class Context:
     batch_dims: a list of dimensions.
     length_dim: the dimension of positions.
     variable_dtype: an `mtf.VariableDType`, or one dtype for all three.
-    beam_dim: the beam dimension; stored only, beams are among the `batch_dims`.
+    beam_dim: in decoding the last of `batch_dims`, of beams that share the KV caches of
+      self-attention; see `beam_caches`. None: each has its own.
     mode: "train", "eval" or "infer"; in decoding "first_part" (given tokens, in parallel), then
       "incremental" (one position at a time).
     position: int32 tensor of positions; its dims are among `batch_dims + [length_dim]`.
@@ -191,6 +192,8 @@ class Context:
     self.packed_position: mtf.Tensor | None = None
     # While decoding the ids `[<batch_dims>, length]`, of which those before `position` count.
     self.decoded_ids: mtf.Tensor | None = None
+    # Of KV caches that beams share, the entries that each sees: bool `[<batch_dims>, <entries>]`.
+    self.seen_by_beams: mtf.Tensor | None = None
     self.decoder_layers_per_module: Any = None
     # What layers count of the tokens of a step of training; None where it cannot be counted.
     self.step_sums: list[StepSum] | None = []

@@ -72,6 +72,7 @@ class IncrementalModel:
     variable_dtype: an `mtf.VariableDType`, or one dtype for all three.
     bos_id: the input at position 0.
     encoder_sequence_id: int32 `[<batch_dims>, memory_length]`, or None.
+    beam_dim: see `Context`.
     states: those after the given tokens, if another program has made them for a model without an
       encoder; None: they are made here.
     **encoder_arguments: other arguments of `Context`.
@@ -86,6 +87,7 @@ class IncrementalModel:
     variable_dtype: mtf.VariableDType | tf.DType,
     bos_id: int = 0,
     encoder_sequence_id: mtf.Tensor | None = None,
+    beam_dim: mtf.Dimension | None = None,
     states: Sequence[mtf.Tensor] | None = None,
     **encoder_arguments: Any,
   ):
@@ -99,6 +101,7 @@ class IncrementalModel:
       batch_dims=given.shape.dims[:-1],
       length_dim=self._length_dim,
       variable_dtype=variable_dtype,
+      beam_dim=beam_dim,
       # Decoded rows are not packed: each belongs to the encoder's sequence 1, not to its padding.
       sequence_id=None if encoder_sequence_id is None else 1,
       encoder_sequence_id=encoder_sequence_id,
@@ -155,7 +158,11 @@ class IncrementalModel:
     return [in_reading_order(s) for s in self.states]
 
   def step(
-    self, position: mtf.Tensor, ids: mtf.Tensor, states: Sequence[mtf.Tensor]
+    self,
+    position: mtf.Tensor,
+    ids: mtf.Tensor,
+    states: Sequence[mtf.Tensor],
+    seen_by_beams: mtf.Tensor | None = None,
   ) -> tuple[mtf.Tensor, list[mtf.Tensor]]:
     """The logits of the token at a position.
 
@@ -163,6 +170,7 @@ class IncrementalModel:
       position: int32, a scalar or one for each row.
       ids: int32 `[<batch_dims>, length]`: the tokens before it.
       states: the states after them; the order of their last dims is kept.
+      seen_by_beams: see `Context`.
 
     Returns:
       Logits `[<batch_dims>, vocab]`, and the states after this position.
@@ -182,7 +190,7 @@ class IncrementalModel:
       write_priority=self._priority,
       inputs=token,
     )
-    context.decoded_ids = ids
+    context.decoded_ids, context.seen_by_beams = ids, seen_by_beams
     context.cache.update(self._constants)
     with mtf.variable_scope(self._model.name):
       logits = self._model._call_internal(context, token)

@@ -128,7 +128,8 @@ def in_reading_order(state: Any) -> Any:
     state: what a layer keeps: a tensor, or a tuple of tensors and other things.
 
   Returns:
-    The same; in tensors the dimension `memory_length` is moved to the last place but one.
+    The same; in tensors the dimension `memory_length`, with that of beams that share a cache, is
+    moved to the last place but one.
   """
   if isinstance(state, tuple):
     # Keys that are values too stay one tensor.
@@ -136,8 +137,7 @@ def in_reading_order(state: Any) -> Any:
     return tuple(ordered[id(x)] for x in state)
   if not isinstance(state, mtf.Tensor):
     return state
-  memory = [d for d in state.shape.dims[:-2] if d.name == "memory_length"]
-  if not memory:
-    return state
-  *others, last = (state.shape - memory[0]).dims
-  return mtf.transpose(state, mtf.Shape([*others, memory[0], last]))
+  *dims, last = state.shape.dims
+  memory = [d for d in dims if d.name.startswith("memory_")]
+  shape = mtf.Shape([*[d for d in dims if d not in memory], *memory, last])
+  return state if shape == state.shape else mtf.transpose(state, shape)

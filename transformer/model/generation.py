@@ -10,7 +10,7 @@ import tensorflow as tf
 
 import mesh_tensorflow as mtf
 from mesh_tensorflow import errors
-from mesh_tensorflow.transformer.model import decoding
+from mesh_tensorflow.transformer.model import beam_caches, decoding
 from mesh_tensorflow.transformer.model.decoding import DecodedModel, IncrementalModel
 
 
@@ -48,7 +48,8 @@ def _beam_search(
     raise errors.ShapeError(
       f"beam_search: inputs must have the dimensions [<batch_dims>, beam, length], got {inputs}"
     )
-  beam_dim, length_dim = inputs.shape.dims[-2:]
+  *batch_dims, beam_dim, length_dim = inputs.shape.dims
+  share = beam_dim.size <= beam_caches.MOST_BEAMS
   decoder = IncrementalModel(
     model,
     inputs,
@@ -57,22 +58,32 @@ def _beam_search(
     mtf.range(inputs.mesh, length_dim, dtype=tf.int32),
     variable_dtype,
     bos_id=bos_id,
+    beam_dim=beam_dim if share else None,
     **encoder_arguments,
   )
 
   def logits_fn(
     step: mtf.Tensor, ids: mtf.Tensor, states: Sequence[mtf.Tensor]
   ) -> tuple[mtf.Tensor, list[mtf.Tensor]]:
-    logits, new_states = decoder.step(step, ids, states)
+    if share:
+      *states, ancestors = states
+      ancestors = beam_caches.with_own(ancestors, step)
+      logits, new_states = decoder.step(step, ids, states, beam_caches.seen(ancestors))
+      new_states.append(ancestors)
+    else:
+      logits, new_states = decoder.step(step, ids, states)
     # Log probabilities add up over a sequence: in bfloat16 close beams would become equal.
     return mtf.cast(logits, tf.float32), new_states
 
+  # Only their shapes: the pass over an empty sequence has filled them with what is not there.
+  states = [mtf.zeros_like(s) for s in decoder.loop_states()]
+  if share:
+    states.append(beam_caches.no_ancestors(inputs.mesh, [*batch_dims, beam_dim], length_dim))
   ids, _ = mtf.beam_search.beam_search(
     logits_fn,
     inputs,
     alpha,
-    # Only their shapes: the pass over an empty sequence has filled them with what is not there.
-    states=[mtf.zeros_like(s) for s in decoder.loop_states()],
+    states=states,
     decode_length=decode_length,
     layout=model.layout,
     mesh_shape=model.mesh_shape,

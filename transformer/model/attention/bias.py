@@ -93,6 +93,9 @@ def self_attention_bias(
   limits = _Limits(
     layer.min_relative_position(context), layer.max_relative_position(context), layer.num_sinks
   )
+  seen = context.seen_by_beams
+  if seen is not None and (num_prompts or seen.shape[-1] not in memory_position.shape):
+    seen = None  # The beams have caches of their own in this layer.
 
   def relative_position() -> mtf.Tensor:
     key = ("relative_position", memory_position.shape, num_prompts, context.position)
@@ -104,8 +107,10 @@ def self_attention_bias(
     return context.cached(key, compute)
 
   def mask() -> mtf.Tensor | None:
-    key = ("self_attention_mask", limits, *_sources(context))
-    bias = context.cached(key, lambda: _mask(layer, context, relative_position, limits))
+    key = ("self_attention_mask", limits, seen, *_sources(context))
+    bias = context.cached(
+      key, lambda: _mask(layer, context, memory_position, relative_position, limits, seen)
+    )
     if bias is None or not num_prompts:
       return bias
     # All positions see the prompts.
@@ -116,7 +121,13 @@ def self_attention_bias(
 
   def with_relative_bias() -> mtf.Tensor:
     relative_bias = relative_attention_bias(layer, context, relative_position(), heads_dims, q)
-    return relative_bias if mask() is None else relative_bias + mask()
+    bias = mask()
+    if bias is None or seen is None:
+      return relative_bias if bias is None else relative_bias + bias
+    # Each beam sees other entries: in the order of the logits, so that no layer transposes it.
+    heads = [d for d in relative_bias.shape if d not in bias.shape]
+    *batch_dims, beam, memory = bias.shape.dims
+    return mtf.add(relative_bias, bias, output_shape=mtf.Shape([*batch_dims, *heads, beam, memory]))
 
   kind = layer.relative_attention_type
   if kind is None:
@@ -124,7 +135,14 @@ def self_attention_bias(
   if kind == "bias_shared":
     # The first layer's variable serves all layers of the stack.
     return context.cached(
-      ("self_attention_bias", *limits, num_prompts, tuple(heads_dims), *_sources(context)),
+      (
+        "self_attention_bias",
+        *limits,
+        num_prompts,
+        tuple(heads_dims),
+        seen,
+        *_sources(context),
+      ),
       with_relative_bias,
     )
   return with_relative_bias()
@@ -225,13 +243,18 @@ def length_to_memory_length(
 
 
 def _mask(
-  layer: Any, context: Context, relative_position: Callable[[], mtf.Tensor], limits: _Limits
+  layer: Any,
+  context: Context,
+  memory_position: mtf.Tensor,
+  relative_position: Callable[[], mtf.Tensor],
+  limits: _Limits,
+  seen_by_beams: mtf.Tensor | None,
 ) -> mtf.Tensor | None:
   """-1e9 where attention is not allowed; None if it is allowed everywhere."""
   visible = []
   if limits.low is not None:
     near = mtf.greater_equal(relative_position(), limits.low)
-    visible.append(_or_sinks(layer, context, near, limits.num_sinks))
+    visible.append(_or_sinks(layer, context, memory_position, near, limits.num_sinks))
   if limits.high is not None:
     visible.append(mtf.less_equal(relative_position(), limits.high))
 
@@ -239,7 +262,9 @@ def _mask(
     renamed: mtf.Tensor = layer.rename_length_to_memory_length(x, context)
     return renamed
 
-  if context.read_priority is not None and context.write_priority is not None:
+  if seen_by_beams is not None:
+    visible.append(seen_by_beams)
+  elif context.read_priority is not None and context.write_priority is not None:
     write_priority = memory(context.write_priority)
     visible.append(compared(mtf.greater_equal, context.read_priority, write_priority))
   sequence_id = segments(context)
@@ -250,12 +275,14 @@ def _mask(
   return visibility_mask_to_attention_bias(all_visible(visible), context.activation_dtype)
 
 
-def _or_sinks(layer: Any, context: Context, near: mtf.Tensor, num_sinks: int) -> mtf.Tensor:
+def _or_sinks(
+  layer: Any, context: Context, memory_position: mtf.Tensor, near: mtf.Tensor, num_sinks: int
+) -> mtf.Tensor:
   """Adds attention sinks to a mask: the first `num_sinks` positions of each sequence."""
   if not num_sinks:
     return near
   if context.mode == "incremental":
-    position = mtf.range(context.mesh, layer.memory_length(context), tf.int32)
+    position = memory_position
   else:
     position = layer.rename_length_to_memory_length(position_in_sequence(context), context)
   sinks = mtf.less(position, num_sinks)

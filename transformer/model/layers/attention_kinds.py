@@ -303,6 +303,8 @@ class Synthesizer(SelfAttention):
       **kwargs,
     )
     self.synthesize_mode = synthesize_mode
+    # Weights are of positions, not of what is there.
+    self.memory_in_any_order = False
     self.no_query = "plus" not in synthesize_mode and "minus" not in synthesize_mode
     # Neither counts here: projections start as they do without a gain, and there are no prompts.
     self.initial_gain = None
@@ -464,7 +466,7 @@ class TalkingHeadsSelfAttention(SelfAttention):
     bias = self.compute_bias(context, memory_position, x, self.softmax_heads_dims, q)
     # While decoding, dynamic projections need the inputs of all positions of memory.
     m = inputs[0] if inputs else m
-    memory_length = self.memory_length(context)
+    memory_length = k.shape.get_dim_by_name("memory_length")
     return self.attention_internal(context, x, m, q, k, v, memory_length, bias)
 
   def attention_internal(
@@ -682,7 +684,8 @@ class GeneralBilinearSelfAttention(SelfAttention):
     # Keys and values are the inputs: a state of d_model in place of heads times d_kv, twice.
     (m,), memory_position = self.with_earlier(context, [self.as_memory(context, x)])
     bias = self.compute_bias(context, memory_position, x, self.heads_dims, q)
-    return self.attention_internal(context, q, m, self.memory_length(context), bias)
+    memory_length = m.shape.get_dim_by_name("memory_length")
+    return self.attention_internal(context, q, m, memory_length, bias)
 
   def attention_internal(
     self,

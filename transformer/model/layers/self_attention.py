@@ -18,7 +18,7 @@ from mesh_tensorflow.arguments.declared import (
   one_of,
   takes,
 )
-from mesh_tensorflow.transformer.model import attention
+from mesh_tensorflow.transformer.model import attention, beam_caches
 from mesh_tensorflow.transformer.model.attention.bias import (
   length_to_memory_length,
   position_in_sequence,
@@ -106,6 +106,8 @@ class SelfAttention(TransformerLayer):
   num_sinks = 0
   # Whether there are no queries, but only the dims of the input.
   no_query = False
+  # Whether memory may be in any order, as `with_earlier` tells its positions.
+  memory_in_any_order = True
 
   def __post_init__(self) -> None:
     self.attention_kwargs = self.attention_kwargs or {}
@@ -241,7 +243,7 @@ class SelfAttention(TransformerLayer):
     params = self.make_params(context)
     q, memory = self.positioned(context, *self.projected(context, x, params))
     memory, memory_position = self.with_earlier(context, memory)
-    memory_length = self.memory_length(context)
+    memory_length = memory[0].shape.get_dim_by_name("memory_length")
     num_prompts = self._num_prompts()
     if num_prompts:
       k, v, memory_position, memory_length = attention.concat_hyper_prompts_kv(
@@ -301,6 +303,9 @@ class SelfAttention(TransformerLayer):
     Returns:
       (the tensors, with dimension `memory_length`; int32 positions along it).
     """
+    # Prompts stand before the positions.
+    if context.beam_dim is not None and self.memory_in_any_order and not self._num_prompts():
+      return self._with_entries_of_all_beams(context, context.beam_dim, memory)
     incremental = context.mode == "incremental"
     memory_length = self.memory_length(context)
     if incremental:
@@ -313,6 +318,25 @@ class SelfAttention(TransformerLayer):
     if incremental:
       return memory, mtf.range(context.mesh, memory_length, tf.int32)
     return memory, self.rename_length_to_memory_length(context.position, context)
+
+  def _with_entries_of_all_beams(
+    self, context: Context, beam: mtf.Dimension, memory: list[mtf.Tensor]
+  ) -> tuple[list[mtf.Tensor], mtf.Tensor]:
+    """`with_earlier` of a KV cache that beams share; see `beam_caches`."""
+    if context.mode == "first_part":
+      # A search begins with empty sequences.
+      context.record_new_states([beam_caches.empty(m, beam) for m in memory])
+      return memory, self.rename_length_to_memory_length(context.position, context)
+    caches = [
+      beam_caches.written(old, new, context.position, beam)
+      for old, new in zip(context.get_states(len(memory)), memory)
+    ]
+    context.record_new_states(caches)
+    positions = context.cached(
+      ("positions_of_entries", beam),
+      lambda: beam_caches.positions(context.mesh, context.length_dim, beam),
+    )
+    return [beam_caches.joined(cache, beam) for cache in caches], positions
 
   def compute_bias(
     self,
