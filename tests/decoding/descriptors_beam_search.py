@@ -46,11 +46,11 @@ def _beam_search_in_place(table, start, **kwargs):
 
   def logits_fn(step, ids, states):
     written, ancestry = states
-    here = mtf.one_hot(step, steps, dtype=tf.float32)
+    here = mtf.one_hot(step, steps, dtype=start.dtype)
     last = mtf.gather(ids, step - 1, ids.shape[-1])
     new = mtf.rename_dimension(mtf.gather(table, last, table.shape[0]), "beam", "memory_beam")
     written += mtf.multiply(new, here, output_shape=written.shape)
-    own = mtf.one_hot(mtf.range(ids.mesh, BEAM, tf.int32), writer, dtype=tf.float32)
+    own = mtf.one_hot(mtf.range(ids.mesh, BEAM, tf.int32), writer, dtype=start.dtype)
     ancestry += mtf.einsum([own, here], output_shape=ancestry.shape)
     summed = mtf.einsum([written, ancestry], output_shape=mtf.Shape([batch, BEAM, vocab]))
     return summed + start, [written, ancestry]
@@ -60,8 +60,8 @@ def _beam_search_in_place(table, start, **kwargs):
     mtf.zeros(start.mesh, [batch, BEAM, LENGTH], tf.int32),
     0.6,
     states=[
-      mtf.zeros(start.mesh, [batch, writer, steps, vocab]),
-      mtf.zeros(start.mesh, [batch, BEAM, writer, steps]),
+      mtf.zeros(start.mesh, [batch, writer, steps, vocab], start.dtype),
+      mtf.zeros(start.mesh, [batch, BEAM, writer, steps], start.dtype),
     ],
     **kwargs,
   )
