@@ -124,7 +124,9 @@ def _is_filled(cell: types.CellType) -> bool:
     return False
 
 
-def _of_other_names(key: Any, places: Mapping[str, int], sizes: Mapping[Hashable, int]) -> Hashable:
+def _of_other_names(
+  key: Any, places: Mapping[str, int], sizes: Mapping[Dimension, int]
+) -> Hashable:
   """The key of a kind, with numbers in place of the names and sizes of dimensions."""
   again = functools.partial(_of_other_names, places=places, sizes=sizes)
   if isinstance(key, Shape):
