@@ -46,6 +46,9 @@ _NAMES = frozenset(
 # Attributes whose number no cost depends on: a factor, a summand, the value of a constant.
 _AMOUNTS = frozenset(["_scalar", "_value"])
 
+# Of slices with fewer elements along a dimension others do not tell.
+_FEW = 16
+
 
 def kind_of(op: Operation) -> Hashable:
   """Key that is equal for operations whose lowerings cost the same.
@@ -440,8 +443,11 @@ class Pieces:
     self, kind: Kind, pattern: Assignment, sizes: tuple[int, ...], states: tuple[State, ...]
   ) -> Piece:
     """The piece: from examples, or lowered."""
-    family, key = kind.family, kind.key(pattern, states)
-    amounts = kind.elements({d: sizes[a] for d, a in pattern})
+    parts = {d: sizes[a] for d, a in pattern}
+    family, amounts = kind.family, kind.elements(parts)
+    # Some products of few rows or columns are computed otherwise.
+    few = [i for d, i in kind.places.items() if min(kind.dims[d]) // parts.get(d, 1) < _FEW]
+    key = (kind.key(pattern, states), tuple(few))
     first = family.first.get(key)
     if pattern and first is not None and kind.number in family.members:
       figures = family.examples_for(first, key).at(amounts)
