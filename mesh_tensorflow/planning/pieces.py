@@ -1,20 +1,22 @@
 """Costs of operations under any assignment, from as few lowerings as possible.
 
 Operations that are alike are lowered once, so that one layer of a model stands for all. A piece
-without exchanges is the same computation whatever the sizes of the mesh axes, on slices of other
-sizes. Each of its figures (FLOPs, bytes) is then a sum of products of 1 / (parts of a dimension),
-and follows from the pieces in which each dimension is whole or split. The first one that was
-lowered checks that it does; if not, and where there are exchanges, every one is lowered. What
-computes each element alike does as much for each, on slices of any shape: such operations share
-two pieces, and one more of each kind checks that they do.
+that exchanges nothing but sums is the same computation whatever the sizes of the mesh axes and of
+dimensions, on slices of other sizes, and whatever the names of dimensions. Its figures (FLOPs,
+bytes) are linear in the numbers of elements of the slices that it reads, makes and sums: they
+follow from examples that were lowered. Of each operation that is not alike to others, and of each
+way to split it, one piece is lowered, which is an example or checks that the figures do follow; if
+not, and where there are other exchanges, every one is lowered.
 """
 
 from __future__ import annotations
 
+import collections
 import dataclasses
 import functools
 import itertools
 import math
+import operator
 import types
 from collections.abc import Hashable, Mapping, Sequence
 from typing import Any
@@ -22,11 +24,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from mesh_tensorflow.operations.broadcasting import BinaryOpWithBroadcasting
-from mesh_tensorflow.operations.elementwise import CastBeforeSumOperation
 from mesh_tensorflow.operations.reshape import ReshapeOperation
-from mesh_tensorflow.operations.scalar import ScalarOperation
-from mesh_tensorflow.operations.slicewise import GenericGradOperation, SlicewiseOperation
 from mesh_tensorflow.operations.variables import Variable, VariableDType
 from mesh_tensorflow.planning.cost_model import Work
 from mesh_tensorflow.planning.lowering import (
@@ -36,9 +34,9 @@ from mesh_tensorflow.planning.lowering import (
   State,
   inner_operations,
 )
-from mesh_tensorflow.planning.mesh_impl import Collective
+from mesh_tensorflow.planning.mesh_impl import Collective, allreduce_bytes
 from mesh_tensorflow.program.dimensions import Dimension, Shape
-from mesh_tensorflow.program.graph import Mesh, Operation, Tensor, is_of_one_shape, reads
+from mesh_tensorflow.program.graph import Mesh, Operation, Tensor, reads
 
 # Attributes that identify an operation, and do not say what it does.
 _NAMES = frozenset(
@@ -47,6 +45,9 @@ _NAMES = frozenset(
 )
 # Attributes whose number no cost depends on: a factor, a summand, the value of a constant.
 _AMOUNTS = frozenset(["_scalar", "_value"])
+
+# Of slices with fewer elements along a dimension others do not tell.
+_FEW = 16
 
 
 def kind_of(op: Operation) -> Hashable:
@@ -126,39 +127,99 @@ def _is_filled(cell: types.CellType) -> bool:
     return False
 
 
-def _is_elementwise(op: Operation) -> bool:
-  """True if an operation computes each element from those in its place, and from scalars."""
-  if not is_of_one_shape(op):
-    return False
-  if isinstance(op, SlicewiseOperation):
-    names = op.outputs[0].shape.dimension_names
-    return not isinstance(op, GenericGradOperation) and set(names) <= op.splittable_dims
-  return isinstance(op, (BinaryOpWithBroadcasting, CastBeforeSumOperation, ScalarOperation))
-
-
-def _without_shape(key: Any, shape: Shape) -> Hashable:
-  """The key of a kind, with marks in place of a shape, its sizes and its dimensions."""
-  dims = tuple(("Dimension", d) for d in shape)
-  marks: dict[Hashable, str] = {
-    ("Shape", shape): "its shape",
-    ("tuple", *(("int", n) for n in shape.to_integer_list)): "its sizes",
-    ("list", *dims): "its dimensions",
-    ("tuple", *dims): "its dimensions",
-    ("set", frozenset(dims)): "its dimensions, in any order",
-  }
-
-  def marked(key: Any) -> Hashable:
-    if isinstance(key, Shape):
-      return "its shape" if key == shape else key
-    if type(key) not in (tuple, frozenset):  # A `Dimension` is a tuple, too.
-      return key  # type: ignore[no-any-return]
-    return marks.get(key) or type(key)(map(marked, key))
-
-  return marked(key)
+def _of_other_names(
+  key: Any, places: Mapping[str, int], sizes: Mapping[Dimension, int]
+) -> Hashable:
+  """The key of a kind, with numbers in place of the names and sizes of dimensions."""
+  again = functools.partial(_of_other_names, places=places, sizes=sizes)
+  if isinstance(key, Shape):
+    return ("shape", *map(again, key.dims))
+  if isinstance(key, Dimension):  # A tuple, too.
+    return ("dimension", places.get(key.name, key.name), sizes.get(key, key.size))
+  if type(key) in (tuple, frozenset):
+    return type(key)(map(again, key))  # type: ignore[no-any-return]
+  return places.get(key, key) if isinstance(key, str) else key
 
 
 # (dimension name, mesh axis) pairs, by name.
 Assignment = tuple[tuple[str, int], ...]
+
+
+class Examples:
+  """Figures that are linear in amounts, as far as examples tell.
+
+  All numbers are integers, and nothing is rounded.
+  """
+
+  def __init__(self) -> None:
+    self._figures: list[Sequence[int]] = []
+    # Amounts of linearly independent examples after elimination: the column that the rows below
+    # have zeros in, the row, and the multiples of the examples that it is the sum of.
+    self._rows: list[tuple[int, list[int], list[int]]] = []
+    # Whether figures that follow from an example were found to be right.
+    self._trusted: list[bool] = []
+
+  def _eliminated(self, amounts: Sequence[int]) -> tuple[list[int], list[int], int]:
+    """What is left of a multiple of some amounts without multiples of the examples."""
+    left, multiples, scale = list(amounts), [0] * len(self._rows), 1
+    for column, row, combined in self._rows:
+      if factor := left[column]:
+        unit = row[column]
+        left = [unit * x - factor * y for x, y in zip(left, row)]
+        multiples = [
+          unit * x + factor * y for x, y in itertools.zip_longest(multiples, combined, fillvalue=0)
+        ]
+        scale *= unit
+    return left, multiples, scale
+
+  def _combined(self, multiples: Sequence[int], scale: int) -> list[int] | None:
+    sums = [sum(map(operator.mul, multiples, column)) for column in zip(*self._figures)]
+    return None if any(n % scale for n in sums) else [n // scale for n in sums]
+
+  def at(self, amounts: Sequence[int]) -> list[int] | None:
+    """The figures at some amounts; None if they do not follow, or from what was never checked."""
+    left, multiples, scale = self._eliminated(amounts)
+    used = [trusted for n, trusted in zip(multiples, self._trusted) if n]
+    if any(left) or not (all(used) or len(used) == 1):
+      return None
+    return self._combined(multiples, scale)
+
+  def add(self, amounts: Sequence[int], figures: Sequence[int]) -> bool:
+    """Adds an example; returns whether it agrees with the others."""
+    left, multiples, scale = self._eliminated(amounts)
+    if not any(left):
+      agrees = self._combined(multiples, scale) == list(figures)
+      if agrees and sum(map(bool, multiples)) > 1:
+        self._trusted = [t or n != 0 for t, n in zip(self._trusted, multiples)]
+      return agrees
+    column = next(i for i, n in enumerate(left) if n)
+    combined = [*(-n for n in multiples), scale]
+    common = math.gcd(*left, *combined)
+    self._rows.append((column, [n // common for n in left], [n // common for n in combined]))
+    self._figures.append(figures)
+    self._trusted.append(False)
+    return True
+
+
+class Family:
+  """Kinds that do the same on slices of other sizes, of dimensions of other names.
+
+  Attributes:
+    members: numbers of the kinds of which a piece has shown that they do.
+    first: by assignment, and states of the tensors read, the piece that was lowered first; None
+      where those of other sizes do not follow from examples.
+    ordered: those of the same that depend on the order of the mesh axes: they exchange something.
+  """
+
+  def __init__(self) -> None:
+    self.members: set[int] = set()
+    self.first: dict[Hashable, Piece | None] = {}
+    self.ordered: set[Hashable] = set()
+    self._examples: collections.defaultdict[Hashable, Examples] = collections.defaultdict(Examples)
+
+  def examples_for(self, first: Piece, key: Hashable) -> Examples:
+    """The figures of the pieces of an assignment: where nothing is exchanged, of all alike."""
+    return self._examples[_structure(first), None if first.is_local else key]
 
 
 @dataclasses.dataclass(eq=False)
@@ -168,55 +229,84 @@ class Kind:
   Attributes:
     operation: one of them.
     dims: sizes of the dimensions of the tensors it reads, makes, and has inside, and of its
-      variables, by name.
+      variables, by name; in an order that is the same for all of a family.
     number: of the kind.
     in_loop: whether they draw random numbers anew in each iteration of a loop.
     shared: whether other operations read their inputs, too, where that matters.
     on_all_axes: whether they exchange over mesh axes that split nothing of them, too.
-    elementwise: those that compute elements in the same way, of any shape; None if it is not so.
+    amounts: sets of dimensions: what they compute may have the elements of a slice of these.
+    family: the kinds whose figures tell those of this one.
   """
 
   operation: Operation
   dims: dict[str, set[int]]
   number: int
   in_loop: bool
-  shared: bool = False
-  on_all_axes: bool = False
-  elementwise: Elementwise | None = None
+  shared: bool
+  on_all_axes: bool
+  amounts: list[frozenset[Dimension]]
+  family: Family
 
   @functools.cached_property
   def names(self) -> tuple[str, ...]:
     """The names of `dims`, sorted."""
     return tuple(sorted(self.dims))
 
+  @functools.cached_property
+  def places(self) -> dict[str, int]:
+    """The number of each dimension, by name."""
+    return {name: i for i, name in enumerate(self.dims)}
+
   def smallest_factor(self, names: Sequence[str]) -> int:
     """Smallest number of parts above 1 that all sizes of some dimensions divide into; 0 if none."""
     common = math.gcd(*(n for d in names for n in self.dims[d]))
     return next((p for p in range(2, common + 1) if common % p == 0), 0)
 
+  def key(self, pattern: Assignment, states: tuple[State, ...]) -> Hashable:
+    """Key of an assignment, and states of the tensors read, for all of the family."""
+    return tuple(sorted((self.places[d], a) for d, a in pattern)), states
 
-@dataclasses.dataclass(eq=False)
-class Elementwise:
-  """Kinds that do the same with each element of a slice, whatever its shape.
+  def elements(self, parts: Mapping[str, int]) -> list[int]:
+    """The number of elements of each of the `amounts`.
 
-  Attributes:
-    leader: the first of them that has a dimension which can be split.
-    lines: by states of the tensors read two pieces of the leader, with the elements of a slice;
-      None where figures are not linear in these.
-    checked: the kinds, with states, that were compared with them.
+    Args:
+      parts: by name of a dimension into how many it is split.
+    """
+    return [math.prod(d.size // parts.get(d.name, 1) for d in dims) for dims in self.amounts]
+
+
+def _shapes_of(op: Operation) -> list[Shape]:
+  """The shapes of the tensors that an operation reads and makes, and of its variables.
+
+  On the layout of the latter it depends without reading them whole.
   """
-
-  leader: Kind | None = None
-  lines: dict[tuple[State, ...], tuple[tuple[int, Piece], tuple[int, Piece]] | None] = (
-    dataclasses.field(default_factory=dict)
-  )
-  checked: set[Hashable] = dataclasses.field(default_factory=set)
-
-
-def _variables_of(op: Operation) -> list[Variable]:
-  """The variables that an operation has, whose layout it depends on without reading them whole."""
   held = [v for x in vars(op).values() for v in (x if isinstance(x, (list, tuple)) else [x])]
-  return [v for v in held if isinstance(v, Variable)]
+  return [x.shape for x in reads(op) + op.outputs] + [
+    v.shape for v in held if isinstance(v, Variable)
+  ]
+
+
+def _amounts(op: Operation, shapes: Sequence[Shape]) -> list[frozenset[Dimension]]:
+  """The dimensions of what an operation may compute: of one element, of tensors, of all of them.
+
+  Where it has attributes that are dimensions, tensors without these are among them: sums, say.
+  Random numbers are made of indices along some of their dimensions; updates take means of some.
+  """
+  whole = [frozenset(shape.dims) for shape in shapes]
+  parts = list[frozenset[Dimension]]()
+  if getattr(op, "draws_random_numbers", False) or not op.outputs:
+    counts = range(1, max((len(dims) for dims in whole), default=0))
+    parts += [frozenset(c) for x in whole for n in counts for c in itertools.combinations(x, n)]
+  for value in vars(op).values():
+    apart = frozenset([value] if isinstance(value, Dimension) else _dimensions_in(value))
+    parts += [dims - apart for dims in whole] if apart else []
+  every = frozenset[Dimension]().union(*whole)
+  return list(dict.fromkeys([frozenset(), *whole, every, *parts]))
+
+
+def _dimensions_in(value: Any) -> list[Dimension]:
+  is_list = isinstance(value, (list, tuple, Shape)) and all(isinstance(d, Dimension) for d in value)
+  return list(value) if is_list else []
 
 
 class Pieces:
@@ -228,14 +318,11 @@ class Pieces:
     self.uneven: frozenset[str] = frozenset()
     self.kinds: dict[Hashable, Kind] = {}
     self._lowered: dict[Hashable, Piece] = {}
-    # By kind, pattern and states: the sizes and the piece that was lowered first; None where
-    # sizes do not follow from others.
-    self._first: dict[Hashable, tuple[tuple[int, ...], Piece] | None] = {}
-    self._checked: set[Hashable] = set()
+    self._families: dict[Hashable, Family] = {}
     # By kind and states: whether the sums that are pending are executed, and nothing else differs.
     self._sums_first: dict[Hashable, bool] = {}
+    self._checked: set[Hashable] = set()
     self._found: dict[Hashable, Piece] = {}
-    self._elementwise: dict[Hashable, Elementwise] = {}
     self._found_to_resume: dict[tuple[int, int], bool] = {}
 
   def kind(self, op: Operation, in_loop: bool = False, shared: bool = False) -> Kind:
@@ -255,19 +342,16 @@ class Pieces:
       dims: dict[str, set[int]] = {}
       every = [op, *inner_operations(op)]
       everywhere = any(getattr(one, "exchanges_over_whole_mesh", False) for one in every)
-      for one in every:
-        shapes = [x.shape for x in reads(one) + one.outputs]
-        for shape in [*shapes, *(v.shape for v in _variables_of(one))]:
-          for d in shape:
-            dims.setdefault(d.name, set()).add(int(d.size))
-      self.kinds[key] = kind = Kind(op, dims, len(self.kinds), in_loop, shared, everywhere)
-      if _is_elementwise(op):
-        group = self._elementwise.setdefault(
-          _without_shape(key[0], op.outputs[0].shape), Elementwise()
-        )
-        kind.elementwise = group
-        if group.leader is None and any(kind.smallest_factor([d]) for d in kind.dims):
-          group.leader = kind
+      shapes = [shape for one in every for shape in _shapes_of(one)]
+      for d in itertools.chain.from_iterable(shapes):
+        dims.setdefault(d.name, set()).add(int(d.size))
+      self.kinds[key] = kind = Kind(
+        *(op, dims, len(self.kinds), in_loop, shared, everywhere),
+        *(_amounts(op, shapes), Family()),
+      )
+      # To a reshape, places of elements matter, whose numbers depend on all sizes.
+      if not isinstance(op, ReshapeOperation):
+        kind.family = self._families.setdefault(_family_key(key, kind), kind.family)
     return kind
 
   def piece(
@@ -338,40 +422,51 @@ class Pieces:
     states: tuple[State, ...],
     used: list[int],
   ) -> Piece:
-    if kind.elementwise is not None:
-      piece = self._of_elements(kind, kind.elementwise, assignment, sizes, states)
-      if piece is not None:
-        return piece
     if any(states):
       piece = self._of_sums(kind, assignment, sizes, states, used)
       if piece is not None:
         return piece
-    # Without exchanges the order of the mesh axes does not matter.
-    order: list[int] = []
-    for a in [a for _, a in assignment] + [a for s in states if s for a in s.axes] + used:
-      if a not in order:
-        order.append(a)
+    # Without exchanges other than sums the order of the mesh axes does not matter.
+    split = dict(assignment)
+    order = list(dict.fromkeys([split[d] for d in kind.dims if d in split] + _axes(states) + used))
     pattern, given = _renumber(assignment, states, order)
-    key = (kind.number, pattern, given)
-    n = tuple(sizes[a] for a in order)
-    if key not in self._first:
-      piece = self._lower(kind, pattern, n, given)
-      self._first[key] = (n, piece) if piece.is_local else None
-      if piece.problem:
-        return piece
-    first = self._first[key]
-    if first is not None and first[0] != n:
-      if key not in self._checked:
-        self._checked.add(key)
-        if not self._follows(kind, pattern, given, n, *first):
-          first = self._first[key] = None
-      if first is not None:
-        result = self._interpolate(kind, pattern, n, given)
-        assert result is not None
-        return _numbered(result, order)
-    if first is not None:
-      return _numbered(first[1], order)
-    return self._lower_on(kind, assignment, sizes, states, used)
+    if kind.key(pattern, given) in kind.family.ordered:
+      order = used
+      pattern, given = _renumber(assignment, states, order)
+    piece = self._of_family(kind, pattern, tuple(sizes[a] for a in order), given)
+    if piece.problem is None and not _only_sums(piece) and order != used:
+      kind.family.ordered.add(kind.key(pattern, given))
+      return self._find(kind, assignment, sizes, states, used)
+    return _numbered(piece, order, sizes)
+
+  def _of_family(
+    self, kind: Kind, pattern: Assignment, sizes: tuple[int, ...], states: tuple[State, ...]
+  ) -> Piece:
+    """The piece: from examples, or lowered."""
+    parts = {d: sizes[a] for d, a in pattern}
+    family, amounts = kind.family, kind.elements(parts)
+    # Some products of few rows or columns are computed otherwise.
+    few = [i for d, i in kind.places.items() if min(kind.dims[d]) // parts.get(d, 1) < _FEW]
+    key = (kind.key(pattern, states), tuple(few))
+    first = family.first.get(key)
+    if pattern and first is not None and kind.number in family.members:
+      figures = family.examples_for(first, key).at(amounts)
+      if figures is not None:
+        return _with_figures(first, figures)
+    piece = self._lower(kind, pattern, sizes, states)
+    if key not in family.first:
+      family.first[key] = first = None if kind.on_all_axes or not _only_sums(piece) else piece
+    if first is None:
+      return piece
+    examples = family.examples_for(first, key)
+    if _structure(piece) == _structure(first) and examples.add(amounts, _figures(piece)):
+      family.members.add(kind.number)
+    elif family.members - {kind.number}:
+      kind.family = Family()
+      return self._of_family(kind, pattern, sizes, states)
+    else:
+      family.first[key] = None
+    return piece
 
   def _lower_on(
     self,
@@ -383,7 +478,7 @@ class Pieces:
   ) -> Piece:
     """The piece as it is lowered, on the mesh axes that are used alone."""
     pattern, given = _renumber(assignment, states, used)
-    return _numbered(self._lower(kind, pattern, tuple(sizes[a] for a in used), given), used)
+    return _numbered(self._lower(kind, pattern, tuple(sizes[a] for a in used), given), used, sizes)
 
   def _of_sums(
     self,
@@ -398,7 +493,7 @@ class Pieces:
     Returns:
       The piece; None if the operation does something else with them.
     """
-    axes = list(dict.fromkeys(a for s in states if s for a in s.axes))
+    axes = _axes(states)
     executed = any(s and s.executed for s in states)
     if executed or kind.on_all_axes or any(sizes[a] == 1 for a in axes):
       return None
@@ -438,70 +533,6 @@ class Pieces:
     ]
     return dataclasses.replace(plain, executed=executed, buffers=buffers)
 
-  def _of_elements(
-    self,
-    kind: Kind,
-    group: Elementwise,
-    assignment: Assignment,
-    sizes: Sequence[int],
-    states: tuple[State, ...],
-  ) -> Piece | None:
-    """The piece of an elementwise operation, from two of another; None if it does not follow."""
-    split, pending = [a for _, a in assignment], {a for s in states if s for a in s.axes}
-    if group.leader is None or len(set(split)) < len(split) or pending & set(split):
-      return None
-    order = list(dict.fromkeys(a for s in states if s for a in s.axes))
-    _, given = _renumber((), states, order)
-    if given not in group.lines:
-      group.lines[given] = self._line(group.leader, given, len(order))
-    if (line := group.lines[given]) is None:
-      return None
-    parts = math.prod(sizes[a] for a in split)
-    elements = int(kind.operation.outputs[0].shape.size)
-    # Of the leader are the two pieces: what checks it is a slice of another size.
-    is_end = kind is group.leader and elements // parts in (line[0][0], line[1][0])
-    if not is_end and (kind.number, given) not in group.checked:
-      group.checked.add((kind.number, given))
-      pattern: Assignment = ()
-      into: tuple[int, ...] = (2,) * len(order)
-      if kind is group.leader:
-        pattern = tuple((d, len(order) + i) for i, (d, _) in enumerate(assignment))
-        into = (*into, *(sizes[a] for a in split))
-      lowered = self._lower(kind, pattern, into, given)
-      if not _agree(_at(line, elements // (parts if pattern else 1)), lowered):
-        group.lines[given] = None
-        return None
-    return _numbered(_at(line, elements // parts), order)
-
-  def _line(
-    self, leader: Kind, given: tuple[State, ...], axes: int
-  ) -> tuple[tuple[int, Piece], tuple[int, Piece]] | None:
-    """Two pieces of the leader of elementwise kinds, whole and split, if they are alike."""
-    name, parts = next((d, n) for d in leader.dims if (n := leader.smallest_factor([d])))
-    whole = self._lower(leader, (), (2,) * axes, given)
-    split = self._lower(leader, ((name, axes),), (*(2,) * axes, parts), given)
-    if not (whole.is_local and split.is_local and _structure(whole) == _structure(split)):
-      return None
-    elements = int(leader.operation.outputs[0].shape.size)
-    return (elements, whole), (elements // parts, split)
-
-  def _follows(
-    self,
-    kind: Kind,
-    pattern: Assignment,
-    given: tuple[State, ...],
-    n: tuple[int, ...],
-    lowered: tuple[int, ...],
-    piece: Piece,
-  ) -> bool:
-    """True if interpolation from smaller mesh sizes predicts this piece exactly."""
-    axes = sorted({a for _, a in pattern})
-    if all(lowered[a] == _smallest_factor(kind, pattern, a) for a in axes):
-      # One of those that others are computed from checks nothing.
-      lowered, piece = n, self._lower(kind, pattern, n, given)
-    check = self._interpolate(kind, pattern, lowered, given)
-    return piece.is_local and check is not None and _agree(check, piece)
-
   def _lower(
     self, kind: Kind, pattern: Assignment, sizes: tuple[int, ...], states: tuple[State, ...]
   ) -> Piece:
@@ -512,41 +543,25 @@ class Pieces:
       )
     return self._lowered[key]
 
-  def _interpolate(
-    self, kind: Kind, pattern: Assignment, sizes: tuple[int, ...], states: tuple[State, ...]
-  ) -> Piece | None:
-    """The piece for other sizes, from those with each axis of dimensions whole or split."""
-    axes = sorted({a for _, a in pattern})
-    pending = {a for s in states if s for a in s.axes}
-    small = [_smallest_factor(kind, pattern, a) for a in axes]
-    corners: list[tuple[tuple[bool, ...], Piece]] = []
-    for split in itertools.product((False, True), repeat=len(axes)):
-      kept = [a for a, is_split in zip(axes, split) if is_split]
-      # A mesh axis over which a sum is pending is there also where it splits nothing.
-      others = sorted(pending - set(kept))
-      order = [*kept, *others]
-      part = tuple((d, a) for d, a in pattern if a in kept)
-      renumbered, given = _renumber(part, states, order)
-      factors = [small[axes.index(a)] for a in kept] + [2] * len(others)
-      piece = self._lower(kind, renumbered, tuple(factors), given)
-      if not piece.is_local:
-        return None
-      corners.append((split, piece))
-    weights = [
-      math.prod(_weight(sizes[a], small[i], split[i]) for i, a in enumerate(axes))
-      for split, _ in corners
-    ]
-    return _combine([piece for _, piece in corners], weights)
+
+def _family_key(key: tuple[Hashable, ...], kind: Kind) -> Hashable:
+  """Key that is equal for kinds that do the same on slices of other sizes, of other names."""
+  sizes = {Dimension(d, n): i for d in kind.dims for i, n in enumerate(sorted(kind.dims[d]))}
+  splittable = frozenset(kind.operation.splittable_dims)
+  whole = (*key, splittable, tuple(kind.amounts))
+  return _of_other_names(whole, kind.places, sizes)
 
 
-def _weight(size: int, small: int, split: bool) -> float:
-  """Interpolation weight, linear in 1 / size, of the corner with (or without) a split."""
-  t = (1 - 1 / size) / (1 - 1 / small)
-  return t if split else 1 - t
+def _axes(states: Sequence[State]) -> list[int]:
+  """The mesh axes of pending sums."""
+  return list(dict.fromkeys(a for s in states if s for a in s.axes))
 
 
-def _smallest_factor(kind: Kind, pattern: Assignment, axis: int) -> int:
-  return kind.smallest_factor([d for d, a in pattern if a == axis]) or 2
+def _only_sums(piece: Piece) -> bool:
+  """True if a piece suits its layout and exchanges nothing but sums."""
+  return piece.problem is None and all(
+    c.kind == "allreduce" for cost in piece.costs for c in cost.collectives
+  )
 
 
 def _renumber(
@@ -559,35 +574,42 @@ def _renumber(
   )
 
 
-def _numbered(piece: Piece, order: Sequence[int]) -> Piece:
-  """The piece with mesh axis i named `order[i]`."""
-  if all(a == i for i, a in enumerate(order)):
+def _numbered(piece: Piece, order: Sequence[int], sizes: Sequence[int]) -> Piece:
+  """The piece with mesh axis i named `order[i]`.
+
+  Args:
+    piece: the piece.
+    order: for each of its mesh axes the number of one of the mesh.
+    sizes: of all axes of the mesh.
+  """
+
+  def on_axes(c: Collective) -> Collective:
+    axes = tuple(order[a] for a in c.mesh_axes)
+    over = {order[a]: n for a, n in c.bytes_over.items()}
+    if c.kind == "allreduce":
+      over = allreduce_bytes(c.slice_bytes, axes, sizes)
+    return dataclasses.replace(c, mesh_axes=axes, bytes_over=over)
+
+  if piece.is_local and all(a == i for i, a in enumerate(order)):
     return piece
   return dataclasses.replace(
     piece,
     states=[s and s._replace(axes=tuple(order[a] for a in s.axes)) for s in piece.states],
     costs=[
-      dataclasses.replace(cost, collectives=[_on_axes(c, order) for c in cost.collectives])
+      dataclasses.replace(cost, collectives=[on_axes(c) for c in cost.collectives])
       for cost in piece.costs
     ],
   )
 
 
-def _on_axes(c: Collective, order: Sequence[int]) -> Collective:
-  return dataclasses.replace(
-    c,
-    mesh_axes=tuple(order[a] for a in c.mesh_axes),
-    bytes_over={order[a]: n for a, n in c.bytes_over.items()},
-  )
-
-
-def _figures(piece: Piece) -> list[float]:
+def _figures(piece: Piece) -> list[int]:
   """All figures of a piece that depend on sizes, in a fixed order."""
-  result: list[float] = []
+  result: list[int] = []
   for cost in piece.costs:
     for p in cost.work.products:
       result += [p.flops, p.bytes]
     result.append(cost.work.traffic)
+    result += [c.slice_bytes for c in cost.collectives]
   result += [n for kind, n in piece.buffers if kind == "new"]
   result += [n for _, n in sorted(piece.executed.items())]
   result += [*piece.pending, piece.inside, piece.inputs]
@@ -595,46 +617,35 @@ def _figures(piece: Piece) -> list[float]:
 
 
 def _structure(piece: Piece) -> Hashable:
+  """All of a piece that does not depend on sizes."""
   works = tuple(
-    (c.times, c.work.launches, tuple((p.dtype, p.channels) for p in c.work.products))
+    (
+      c.times,
+      c.work.launches,
+      tuple((p.dtype, p.channels) for p in c.work.products),
+      tuple((x.kind, x.reduction, x.mesh_axes) for x in c.collectives),
+    )
     for c in piece.costs
   )
   buffers = tuple((kind, None if kind == "new" else n) for kind, n in piece.buffers)
   return (works, buffers, tuple(sorted(piece.executed)), tuple(piece.same))
 
 
-def _combine(corners: Sequence[Piece], weights: Sequence[float]) -> Piece | None:
-  last = corners[-1]  # Where all are split.
-  if any(_structure(piece) != _structure(last) for piece in corners):
-    return None
-  columns = zip(*(_figures(piece) for piece in corners))
-  figures = iter([round(sum(w * f for w, f in zip(weights, column))) for column in columns])
+def _with_figures(piece: Piece, of_sizes: Sequence[int]) -> Piece:
+  """The piece with other figures; what sums send over each mesh axis is still that of its own."""
+  figures = iter(of_sizes)
   costs = []
-  for cost in last.costs:
+  for cost in piece.costs:
     products = [p._replace(flops=next(figures), bytes=next(figures)) for p in cost.work.products]
     work = Work(products, next(figures), cost.work.launches)
-    costs.append(dataclasses.replace(cost, work=work))
-  return Piece(
+    collectives = [dataclasses.replace(c, slice_bytes=next(figures)) for c in cost.collectives]
+    costs.append(dataclasses.replace(cost, work=work, collectives=collectives))
+  return dataclasses.replace(
+    piece,
     costs=costs,
-    members=last.members,
-    buffers=[(kind, next(figures)) if kind == "new" else (kind, n) for kind, n in last.buffers],
-    executed={i: next(figures) for i in sorted(last.executed)},
-    states=last.states,
-    same=last.same,
-    pending=[next(figures) for _ in last.pending],
+    buffers=[(kind, next(figures)) if kind == "new" else (kind, n) for kind, n in piece.buffers],
+    executed={i: next(figures) for i in sorted(piece.executed)},
+    pending=[next(figures) for _ in piece.pending],
     inside=next(figures),
     inputs=next(figures),
   )
-
-
-def _at(line: tuple[tuple[int, Piece], tuple[int, Piece]], elements: int) -> Piece:
-  """The piece for a number of elements, from those for two other numbers."""
-  (n, a), (m, b) = line
-  t = (elements - m) / (n - m)
-  piece = _combine([a, b], [t, 1 - t])
-  assert piece is not None
-  return piece
-
-
-def _agree(a: Piece, b: Piece) -> bool:
-  return _structure(a) == _structure(b) and a.states == b.states and _figures(a) == _figures(b)

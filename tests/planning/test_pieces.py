@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 
 import pytest
 import tensorflow as tf
@@ -10,7 +11,7 @@ import tensorflow as tf
 import mesh_tensorflow as mtf
 from mesh_tensorflow.planning.evaluation import Evaluator
 from mesh_tensorflow.planning.lowering import PendingSum, Prober
-from mesh_tensorflow.planning.pieces import Pieces, kind_of
+from mesh_tensorflow.planning.pieces import Examples, Pieces, kind_of
 from mesh_tensorflow.program.graph import reads
 from tests.planning.test_auto_layout import MACHINE, check_against_whole
 
@@ -102,9 +103,9 @@ def test_figures_for_other_sizes_are_computed_where_they_follow(fn, lowered):
   x = mtf.import_tf_tensor(mtf.Mesh(mtf.Graph(), "m"), tf.zeros([64]), [A])
   op = mtf.slicewise(fn, [x], splittable_dims=[A]).operation
   pieces, split = Pieces(), (("a", 0),)
-  found = {n: pieces.piece(pieces.kind(op), split, (n,), (None,)) for n in (2, 8, 16)}
+  found = {n: pieces.piece(pieces.kind(op), split, (n,), (None,)) for n in (2, 4, 8, 16)}
   assert found == {n: Prober().piece(op, (n,), split, (None,)) for n in found}
-  # Whole, by 2, and by 8, which checks; by 16 only if that does not hold.
+  # By 2, by 4, and by 8, which checks; by 16 only if that does not hold.
   assert pieces.prober.lowered == lowered
 
 
@@ -124,21 +125,48 @@ def elementwise(shape):
   return [t.operation for t in made]
 
 
-def test_what_computes_elements_alike_shares_its_pieces_over_shapes():
-  shapes = [mtf.Shape([A, B]), mtf.Shape([mtf.Dimension("c", 6), B, A]), mtf.Shape([A])]
+def test_what_does_the_same_on_slices_of_other_sizes_and_names_follows_from_them():
+  shapes = [mtf.Shape([A, mtf.Dimension(name, n)]) for name, n in [("b", 64), ("c", 24), ("d", 40)]]
   pieces = Pieces()
   lowered = []
   for shape in shapes:
     for op in elementwise(shape):
       kind = pieces.kind(op)
-      for layout, sizes in ((), (4,)), ((("a", 0),), (4,)), ((("a", 1),), (2, 8)):
+      for layout, sizes in ((), (4,)), ((("a", 0),), (4,)), ((("a", 1),), (8, 2)):
         states = (None,) * len(op.inputs)
         found = pieces.piece(kind, layout, sizes, states)
         assert found == Prober().piece(op, sizes, layout, states)
     lowered.append(pieces.prober.lowered)
-  # Of the first shape two are lowered, and a third that checks them; of each other one, to check.
+  # Of the first shape two are lowered, and a third that checks them; of each other one the whole.
   count = len(elementwise(shapes[0]))
   assert lowered == [3 * count, 4 * count, 5 * count]
+
+
+def test_what_sums_over_the_mesh_follows_from_others_too():
+  pieces = Pieces()
+  for name, size in [("b", 128), ("c", 512)]:
+    mesh = mtf.Mesh(mtf.Graph(), "m")
+    w = mtf.get_variable(mesh, "w", [A, mtf.Dimension(name, size)])
+    adafactor = mtf.optimize.AdafactorOptimizer(min_dim_size_to_factor=8)
+    op = adafactor.apply_grads([w + 1.0], [w.operation])[-1]
+    states = (None,) * len(reads(op))
+    for sizes in itertools.permutations((2, 4, 8, 16), 2):
+      for layout in ((("a", 0),), ((name, 1),), (("a", 0), (name, 1)), (("a", 1), (name, 0))):
+        found = pieces.piece(pieces.kind(op), layout, sizes, states)
+        assert any(cost.collectives for cost in found.costs)
+        assert found == Prober().piece(op, sizes, layout, states), (layout, sizes)
+  assert pieces.prober.lowered < 30, pieces.prober.lowered  # Of 40.
+
+
+def test_examples_tell_what_is_linear_in_amounts_and_nothing_else():
+  examples = Examples()
+  assert examples.add([1, 10, 100], [3, 250]) and examples.add([1, 20, 100], [3, 260])
+  assert examples.at([1, 30, 200]) is None  # Not a combination of them.
+  assert examples.at([1, 30, 100]) is None  # Nothing has shown that it holds.
+  assert examples.at([1, 20, 100]) == [3, 260]
+  assert examples.add([1, 40, 100], [3, 280])
+  assert examples.at([1, 30, 100]) == [3, 270]
+  assert not examples.add([1, 50, 100], [3, 289])
 
 
 @pytest.mark.parametrize("pending", [(None, True), (True, None), (True, True)])
