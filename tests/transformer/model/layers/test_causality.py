@@ -78,7 +78,7 @@ def test_layers_see_no_later_token(i):
 )
 @pytest.mark.parametrize("gating", sorted(NONCAUSAL))
 def test_experts_that_choose_tokens_are_refused_unless_asked_for(cls, kwargs, gating):
-  few = dict(num_experts=3, hidden_size=5, capacity_factor_eval=0.5, min_expert_capacity=1)
+  few = dict(num_experts=2, hidden_size=5, capacity_factor_eval=0.5, min_expert_capacity=1)
   kwargs = dict(moe_gating=gating) | few | kwargs
   told = f"{cls.__name__}.*moe_gating '{gating}'.*later tokens.*{cls.__name__}.allow_noncausal"
   with pytest.raises(errors.ConfigError, match=told):
