@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import itertools
+import math
 
 import hypothesis
 import numpy as np
@@ -460,5 +461,6 @@ def test_steps_that_may_be_skipped(kind, cpu_devices):
         loss, bad = fn()
     assert float(bad) == 0
     found[sharding] = [float(loss)], {v.name: v.numpy() for v in impl.variable_store}
-    assert any(len(sizes) == 2 for sizes in summed) == (sharding == "")
+    # Small gradients are summed together, as vectors.
+    assert (sum(map(math.prod, summed)) >= 8 * 16) == (sharding == "")
   check_equal(found["x"], found[""])
