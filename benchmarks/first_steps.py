@@ -21,7 +21,6 @@ import statistics
 import subprocess
 import sys
 import tempfile
-import threading
 import time
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -124,21 +123,18 @@ def _until_done(command: list[str]) -> tuple[float, float]:
   """
   started = time.perf_counter()
   environment = os.environ | {"TF_CPP_MIN_LOG_LEVEL": "2", "KERAS_BACKEND": "tensorflow"}
-  process = subprocess.Popen(
-    command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=environment
-  )
   said = []
-  try:
+  with subprocess.Popen(
+    command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=environment
+  ) as process:
     for line in process.stdout:
       said.append(line)
       if DONE in line:
+        seconds = time.perf_counter() - started
         status = pathlib.Path(f"/proc/{process.pid}/status").read_text(encoding="ascii")
         peak = next(x for x in status.splitlines() if x.startswith("VmHWM"))
-        return time.perf_counter() - started, int(peak.split()[1]) / 2**20
-  finally:
-    process.kill()
-    threading.Thread(target=process.stdout.read).start()
-    process.wait()
+        process.kill()
+        return seconds, int(peak.split()[1]) / 2**20
   raise RuntimeError(f"{' '.join(command)} ended before its first step:\n{''.join(said[-30:])}")
 
 

@@ -46,6 +46,11 @@ def take(weights: Tensor, indices: Tensor, dim: Dimension, new_dim: DimensionLik
   return reshape(taken, Shape([new_dim if d == selected else d for d in shape]))
 
 
+def memory_beam(beam: Dimension) -> Dimension:
+  """The dimension that a state which belongs to all beams has in place of theirs."""
+  return Dimension(f"memory_{beam.name}", beam.size)
+
+
 class BeamSearch:
   """One beam search: its dimensions, and the condition and the body of its loop.
 
@@ -86,8 +91,7 @@ class BeamSearch:
     *self.batch, self.outer_beam, self.length = initial_ids.shape.dims
     self.beam = Dimension(_BEAM, self.outer_beam.size)
     self.states = list(states)
-    # In its place, the dimension of a state that belongs to all beams: its name is not theirs.
-    shared = Dimension(f"memory_{self.outer_beam.name}", self.outer_beam.size)
+    shared = memory_beam(self.outer_beam)
     for x in self.states:
       beam = shared if shared in x.shape else self.outer_beam
       if any(d not in x.shape for d in [*self.batch, beam]):

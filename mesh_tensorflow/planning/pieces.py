@@ -160,7 +160,7 @@ class Examples:
     self._trusted: list[bool] = []
 
   def _eliminated(self, amounts: Sequence[int]) -> tuple[list[int], list[int], int]:
-    """What is left of a multiple of some amounts without multiples of the examples."""
+    """A multiple of some amounts less multiples of the examples, these, and the multiple."""
     left, multiples, scale = list(amounts), [0] * len(self._rows), 1
     for column, row, combined in self._rows:
       if factor := left[column]:
@@ -296,7 +296,9 @@ def _amounts(op: Operation, shapes: Sequence[Shape]) -> list[frozenset[Dimension
   parts = list[frozenset[Dimension]]()
   if getattr(op, "draws_random_numbers", False) or not op.outputs:
     counts = range(1, max((len(dims) for dims in whole), default=0))
-    parts += [frozenset(c) for x in whole for n in counts for c in itertools.combinations(x, n)]
+    # Of shapes, not sets: in an order that is the same for all of a family, and in every process.
+    some = (itertools.combinations(x.dims, n) for x in shapes for n in counts)
+    parts += [frozenset(c) for of_shape in some for c in of_shape]
   for value in vars(op).values():
     apart = frozenset([value] if isinstance(value, Dimension) else _dimensions_in(value))
     parts += [dims - apart for dims in whole] if apart else []

@@ -13,15 +13,11 @@ from collections.abc import Sequence
 import tensorflow as tf
 
 import mesh_tensorflow as mtf
+from mesh_tensorflow.decoding.beam_search_state import memory_beam
 from mesh_tensorflow.transformer.model.decoding_states import write_at
 
 # Each beam computes logits of the entries of all: with more beams that takes longer than the copy.
 MOST_BEAMS = 8
-
-
-def memory_beam(beam: mtf.Dimension) -> mtf.Dimension:
-  """The dimension of the beams that have written a cache."""
-  return mtf.Dimension(f"memory_{beam.name}", beam.size)
 
 
 def entries(length: mtf.Dimension, beam: mtf.Dimension) -> mtf.Dimension:
