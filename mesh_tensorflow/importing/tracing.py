@@ -52,27 +52,36 @@ _HERE = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 _BETWEEN = re.compile(r"keras/src/(ops|backend|utils|activations)/|/tensorflow/")
 
 
-def python_line(frames: Iterable[Any]) -> str:
+def python_line(frames: Sequence[Any]) -> str:
   """Source line of the user's code that made an operation, and that of the library it called.
 
   Args:
-    frames: a traceback, the innermost frame last.
+    frames: a traceback, the innermost frame last. It is read from there as far as is needed.
   """
   library, own = "", ""
-  for frame in reversed(list(frames)):
-    path = frame.filename
-    if path.startswith((_HERE, "<")) or _BETWEEN.search(path.replace(os.sep, "/")):
+  for frame in reversed(frames):
+    is_library, path = _place(frame.filename)
+    if not path:
       continue
-    if any(x in path for x in _LIBRARIES):
-      for x in _LIBRARIES:
-        path = path.split(x)[-1]
+    if is_library:
       library = library or _shown(path, frame)
     else:
-      own = _shown(os.path.basename(path), frame)
+      own = _shown(path, frame)
       break
   if library and own:
     return f"{library}, called from {own}"
   return library or own or "no Python line"
+
+
+@functools.cache
+def _place(path: str) -> tuple[bool, str]:
+  """True if a file is a library's, and its path as it is shown; "" if it says nothing."""
+  if path.startswith((_HERE, "<")) or _BETWEEN.search(path.replace(os.sep, "/")):
+    return False, ""
+  for folder in _LIBRARIES:
+    if folder in path:
+      return True, path.split(folder)[-1]
+  return False, os.path.basename(path)
 
 
 def _shown(path: str, frame: Any) -> str:
@@ -496,7 +505,8 @@ class _Tracer:
 
   def _line(self, op: tf.Operation) -> str:
     """The line that made an operation; in the body of a function, that of the call."""
-    return python_line(op.traceback or ()) if op.traceback else self._line_of_call
+    frames = op.traceback
+    return python_line(frames) if frames else self._line_of_call
 
   def _body(self, function: Any, line: str, inputs: Sequence[Wire]) -> Program:
     """The program of a function of the library, for given inputs."""

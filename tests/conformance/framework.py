@@ -121,15 +121,16 @@ class Layout:
 
   def suits(self, shape: mtf.Shape) -> bool:
     """Whether a tensor of this shape can be laid out."""
-    split = [(d, self.axis(d.name)) for d in shape if self.axis(d.name)]
+    axes = self._axes
+    split = [(d, axes[d.name]) for d in shape if d.name in axes]
     return len({axis for _, axis in split}) == len(split) and (
       self.is_uneven or not any(d.size % axis.size for d, axis in split)
     )
 
-  def splits_unevenly(self, shape: mtf.Shape) -> bool:
-    """Whether slices of a tensor of this shape have padding."""
-    split = [(d, self.axis(d.name)) for d in shape if self.axis(d.name)]
-    return self.is_uneven and any(d.size % axis.size for d, axis in split)
+  def splits_unevenly(self, dim: mtf.Dimension) -> bool:
+    """Whether slices of a tensor with this dimension have padding along it."""
+    axis = self.axis(dim.name)
+    return self.is_uneven and axis is not None and dim.size % axis.size != 0
 
   @property
   def size(self) -> int:
@@ -416,6 +417,8 @@ def draw_uneven_layouts(family: str, descriptors: Sequence[Descriptor], count: i
   """
   rng = random.Random(zlib.crc32(f"{family} unevenly".encode()))
   names = sorted({n for d in descriptors for n in d.dimension_names})
+  dims = {d: {dim for shape in d.own_shapes for dim in shape} for d in descriptors}
+  all_dims = set().union(*dims.values())
   times = dict.fromkeys(descriptors, 0)
   layouts: list[Layout] = []
   for _ in range(count):
@@ -425,11 +428,8 @@ def draw_uneven_layouts(family: str, descriptors: Sequence[Descriptor], count: i
       layout = Layout(even.mesh, ",".join(f"{r}~" for r in even.rules.split(",") if r))
       if layout in layouts:
         continue
-      hit = [
-        d
-        for d in descriptors
-        if any(map(layout.splits_unevenly, d.own_shapes)) and not d.is_illegal(layout)
-      ]
+      uneven = set(filter(layout.splits_unevenly, all_dims))
+      hit = [d for d in descriptors if uneven & dims[d] and not d.is_illegal(layout)]
       score = sum(d.split_dimensions(layout) * 50.0 ** -times[d] for d in hit)
       if best is None or score > best[0]:
         best = (score, layout, hit)
