@@ -2,7 +2,7 @@
 
 What is accepted all the same stands in accepted_arguments.txt: a number for a tensor of
 `mtf.add`, say. After a change that is meant: `MTF_WRITE_ACCEPTED=1 pytest` of this file.
-In `make test` wrong values take turns: every fourth one of a function, in the next one others.
+In `make test` wrong values take turns: every eighth one of a function, in the next one others.
 """
 
 from __future__ import annotations

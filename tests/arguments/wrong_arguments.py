@@ -187,7 +187,9 @@ def outcome(name: str, argument: str, wrong: str, make: Callable[[World, dict], 
         mtf.Lowering(k.graph, {op.mesh: k.impl for op in k.graph.operations})
       del result
   except Exception as e:  # noqa: BLE001 - any is an outcome
-    return Outcome(name, argument, wrong, e, lowered)
+    # Thousands are kept: without the frames, which would keep their graphs.
+    e.__cause__ = e.__context__ = None
+    return Outcome(name, argument, wrong, e.with_traceback(None), lowered)
   return Outcome(name, argument, wrong, None, lowered)
 
 
