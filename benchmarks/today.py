@@ -8,6 +8,7 @@ number of steps of that file, and about as many parameters each:
   classic  learned positions, relu, Adam, a linear warm-up and decay: the problem as it is
   adamw    rotary positions, SwiGLU, query-key norm; AdamW and a cosine
   muon     the same, with Muon
+  muon16   the same, whose products are of bfloat16
 
 They take turns, a call of some steps each, so that what else the machine does meets all of them
 alike. Then each is evaluated on the whole held-out tenth. The table has nats per character there,
@@ -65,7 +66,12 @@ MUON = (
   "AdamWOptimizer.weight_decay_rate = 0.1",
   "cosine_decay.peak = 0.006",
 )
-MODELS = {"classic": (), "adamw": (*PARTS, *ADAMW), "muon": (*PARTS, *MUON)}
+MODELS = {
+  "classic": (),
+  "adamw": (*PARTS, *ADAMW),
+  "muon": (*PARTS, *MUON),
+  "muon16": (*PARTS, *MUON, "MuonOptimizer.product_dtype = 'bfloat16'"),
+}
 
 
 class Model:

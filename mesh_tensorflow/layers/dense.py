@@ -17,6 +17,7 @@ from mesh_tensorflow.errors import ConfigError, ShapeError
 from mesh_tensorflow.layers.scaling import unit_scaling_convention, us_einsum
 from mesh_tensorflow.numerics import initializers
 from mesh_tensorflow.operations.elementwise import cast, relu
+from mesh_tensorflow.operations.gating import gated
 from mesh_tensorflow.operations.random import dropout as dropout_fn
 from mesh_tensorflow.operations.reshape import rename_dimension
 from mesh_tensorflow.operations.variables import VariableDType, VariableDTypeLike, get_variable
@@ -289,7 +290,7 @@ def dense_product(
       name=f"{name}_{i}" if len(activations) > 1 else name,
       **kwargs,
     )
-    product = factor if product is None else product * factor
+    product = factor if product is None else gated(product, factor)
   if product is None:
     raise ConfigError(f"{name} of {x}: activation_functions is empty; write [None] for one layer")
   return product

@@ -11,7 +11,11 @@ from mesh_tensorflow.arguments.checking import checked
 from mesh_tensorflow.arguments.kinds import DTypeLike
 from mesh_tensorflow.errors import DTypeError
 from mesh_tensorflow.meshes.for_operations import LoweringInProgress
-from mesh_tensorflow.operations.slicewise import cwise, taking_all_integers
+from mesh_tensorflow.operations.slicewise import (
+  SlicewiseOperation,
+  cwise,
+  taking_all_integers,
+)
 from mesh_tensorflow.program.argument_kinds import (
   BoolTensor,
   CastableTensor,
@@ -333,21 +337,25 @@ def swish(x: FloatOrComplexTensor) -> Tensor:
   Args:
     x: a `Tensor`.
   """
-  return cwise(
-    tf.nn.silu,
-    [x],
-    name="swish",
-    grad_function=lambda op, dy: [
-      cwise(_swish_grad, [dy, op.inputs[0], op.outputs[0]], name="swish_grad")
-    ],
-  )
+  return cwise(_swish, [x], name="swish", grad_function=_of_input(_swish_grad))
 
 
-def _swish_grad(dy: tf.Tensor, x: tf.Tensor, y: tf.Tensor) -> tf.Tensor:
+def input_of_swish(y: Tensor) -> Tensor | None:
+  """The tensor that y is the `swish` of; None if it is none."""
+  op = y.operation
+  return op.inputs[0] if isinstance(op, SlicewiseOperation) and op.tf_fn is _swish else None
+
+
+def _swish(x: tf.Tensor) -> tf.Tensor:
+  if x.dtype.is_complex:
+    return tf.nn.silu(x)
+  return _raw.SoftplusGrad(gradients=x, features=x)  # x / (1 + exp(-x)), in one pass.
+
+
+def _swish_grad(dy: tf.Tensor, x: tf.Tensor) -> tf.Tensor:
   s = tf.sigmoid(x)
-  # s' = s (1 - s), so (x s)' = s + x s (1 - s); and y, which is x s, is kept in any case where it
-  # is multiplied by something.
-  return dy * _conj(s + y * (1.0 - s))
+  # s' = s (1 - s), so (x s)' = s + x s (1 - s).
+  return dy * _conj(s + _raw.SigmoidGrad(y=s, dy=x))
 
 
 def gelu(x: FloatTensor) -> Tensor:

@@ -18,7 +18,13 @@ from mesh_tensorflow.operations.slicewise import cwise
 from mesh_tensorflow.operations.variables import Variable
 from mesh_tensorflow.optimize.base import Optimizer
 from mesh_tensorflow.optimize.scalars import ScalarLike, check_at_least, check_below_one
-from mesh_tensorflow.optimize.update import UpdateOperation, is_float32, subtract, update_count
+from mesh_tensorflow.optimize.update import (
+  UpdateOperation,
+  decay,
+  is_float32,
+  subtract,
+  update_count,
+)
 from mesh_tensorflow.optimize.weight_decay import WeightDecay, found_in
 from mesh_tensorflow.program.argument_kinds import CastableTensor
 from mesh_tensorflow.program.graph import Mesh, Operation, Tensor
@@ -89,7 +95,7 @@ class AdamUpdateOperation(UpdateOperation):
     *old_weight, lr, rate, epsilon = args
     done = []
     if self._weight_decay_rate and not old_weight:
-      done = [w.assign_sub((lr * self._weight_decay_rate) * w.read_value(), read_value=False)]
+      done = [decay(w, lr * self._weight_decay_rate)]
     # Powers of 0 switch the operation's own correction off: ours is in rate and epsilon, so that
     # epsilon is added to the corrected root, as in the formula.
     done.append(

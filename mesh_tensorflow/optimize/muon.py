@@ -12,8 +12,9 @@ import tensorflow as tf
 
 from mesh_tensorflow.arguments.checking import checked
 from mesh_tensorflow.arguments.declared import NOT_BELOW_ZERO, affects, takes
+from mesh_tensorflow.arguments.kinds import DTypeLike
 from mesh_tensorflow.errors import ConfigError, ShapeError
-from mesh_tensorflow.operations.binary import add, multiply
+from mesh_tensorflow.operations.binary import add, multiply, sub
 from mesh_tensorflow.operations.einsum import einsum
 from mesh_tensorflow.operations.elementwise import cast, negative
 from mesh_tensorflow.operations.one_hot import one_hot
@@ -25,7 +26,13 @@ from mesh_tensorflow.operations.variables import Variable
 from mesh_tensorflow.optimize.adam import AdamWOptimizer
 from mesh_tensorflow.optimize.base import Optimizer
 from mesh_tensorflow.optimize.scalars import ScalarLike, check_at_least, check_below_one
-from mesh_tensorflow.optimize.update import UpdateOperation, is_float32, subtract
+from mesh_tensorflow.optimize.update import (
+  UpdateOperation,
+  decay,
+  is_float32,
+  subtract,
+  subtract_scaled,
+)
 from mesh_tensorflow.optimize.weight_decay import WeightDecay, check_patterns, found_in
 from mesh_tensorflow.program.argument_kinds import CastableTensor, FloatTensor
 from mesh_tensorflow.program.dimensions import Dimension, Shape, list_product, no_such_dimension
@@ -174,10 +181,11 @@ def orthogonalize(
   num_iterations: int = 5,
   coefficients: Sequence[float] = COEFFICIENTS,
   epsilon: float = 1e-7,
+  product_dtype: DTypeLike = "float32",
 ) -> Tensor:
   """About U V^T for the singular value decomposition U S V^T of a matrix, by Newton-Schulz steps.
 
-  In float32, with (a, b, c) the coefficients:
+  With (a, b, c) the coefficients:
 
     X <- X / (|X|_F + epsilon)
     X <- a X + (b A + c A A) X  with A = X X^T,  num_iterations times
@@ -197,17 +205,21 @@ def orthogonalize(
     num_iterations: number of Newton-Schulz steps, at least 0.
     coefficients: (a, b, c) of a step.
     epsilon: added to the Frobenius norm |X|_F; at least 0.
+    product_dtype: "float32", or "bfloat16": X, A and their products are rounded to that, after
+      they were divided by the norm, which is computed in float32.
 
   Returns:
     A float32 `Tensor` of the shape of x.
 
   Raises:
-    ConfigError: there are not three coefficients, or a number is out of its range.
+    ConfigError: there are not three coefficients, a number is out of its range, or the dtype is
+      another.
     DimensionError: rows or columns are not in x.
     ShapeError: there are none of one kind, or a dimension is both.
   """
   _check(x, rows, columns, num_iterations, coefficients, epsilon)
-  x, factor = _newton_schulz(x, rows, columns, num_iterations, coefficients, epsilon)
+  dtype = _product_dtype(f"orthogonalize {x}", product_dtype)
+  x, factor = _newton_schulz(x, rows, columns, num_iterations, coefficients, epsilon, dtype)
   return x if factor == 1.0 else multiply(x, factor)
 
 
@@ -218,6 +230,7 @@ def _newton_schulz(
   num_iterations: int,
   coefficients: Sequence[float],
   epsilon: float,
+  dtype: tf.DType,
 ) -> tuple[Tensor, float]:
   """The matrix of `orthogonalize`, and a number by which it is still to be multiplied."""
   rows, columns = list(rows), list(columns)
@@ -234,8 +247,12 @@ def _newton_schulz(
   # With X multiplied by |c| ** 0.25 the factor of A A is 1 or -1: one pass over A less.
   unit = abs(c) ** 0.25 if c and num_iterations else 1.0
   factor = cwise(lambda s: unit / (tf.sqrt(s) + epsilon), [squares], name="inverse_norm")
-  x = multiply(x, factor, output_shape=x.shape)
+  x = cast(multiply(x, factor, output_shape=x.shape), dtype)
   identity = _identity(x.mesh, rows, again)
+
+  def diagonal(number: float) -> Tensor:
+    return cast(multiply(identity, number), dtype)
+
   for _ in range(num_iterations):
     other_x = _rename(x, again)
     polynomial = einsum([x, other_x], output_shape=square)
@@ -244,7 +261,7 @@ def _newton_schulz(
       # A is symmetric: its second factor is A with its rows, not with its columns, summed over.
       to_sum = {again[d]: between[d] for d in rows}
       # Added first: a sum of A over the mesh is waited for once.
-      linear = add(polynomial, multiply(identity, b * unit**2 / c), output_shape=square)
+      linear = add(polynomial, diagonal(b * unit**2 / c), output_shape=square)
       if c < 0:
         linear = negative(linear)
       polynomial = einsum(
@@ -252,9 +269,16 @@ def _newton_schulz(
       )
     else:
       polynomial = multiply(polynomial, b)
-    polynomial = add(polynomial, multiply(identity, a), output_shape=square)
+    polynomial = add(polynomial, diagonal(a), output_shape=square)
     x = einsum([polynomial, other_x], output_shape=x.shape)
-  return x, 1.0 / unit
+  return cast(x, tf.float32), 1.0 / unit
+
+
+def _product_dtype(owner: str, given: DTypeLike) -> tf.DType:
+  dtype = tf.as_dtype(given)
+  if dtype not in (tf.float32, tf.bfloat16):
+    raise ConfigError(f"{owner}: product_dtype {dtype.name!r} is not one of float32, bfloat16")
+  return dtype
 
 
 def _check(
@@ -315,19 +339,22 @@ class _Step(NamedTuple):
     variable: the weight.
     matrix: its rows and columns.
     m: the momentum's slot.
-    new_m: the new momentum.
+    excess: m - g.
     direction: the momentum to orthogonalize.
   """
 
   variable: Variable
   matrix: Matrix
   m: Variable
-  new_m: Tensor
+  excess: Tensor
   direction: Tensor
 
 
 class MuonUpdateOperation(UpdateOperation):
-  """m <- new m; w <- w - lr * (scale * o + decay * w). Slots: m; tensors: new m, o; scalars: lr."""
+  """m <- m - (1 - momentum) * (m - g); w <- w - lr * (scale * o + weight_decay_rate * w).
+
+  Slots: m; tensors: m - g, o; scalars: lr.
+  """
 
   def __init__(
     self,
@@ -336,36 +363,32 @@ class MuonUpdateOperation(UpdateOperation):
     tensors: Sequence[Tensor],
     lr: float | Tensor,
     *,
+    momentum: float,
     scale: float,
     weight_decay_rate: float,
   ):
     super().__init__(variable, slots, tensors, [lr], name=f"{variable.full_name}/muon")
+    self._momentum = momentum
     self._scale = scale
     self._weight_decay_rate = weight_decay_rate
 
   def step(
-    self, w: tf.Variable, m: tf.Tensor, new_m: tf.Tensor, o: tf.Tensor, lr: tf.Tensor
+    self, w: tf.Variable, m: tf.Tensor, excess: tf.Tensor, o: tf.Tensor, lr: tf.Tensor
   ) -> tuple[list[Any], tf.Tensor]:
-    del m
     # The numbers are multiplied first: what has the size of the weight is passed over less often.
     step = (self._scale * lr) * o
     if self._weight_decay_rate:
       step += (self._weight_decay_rate * lr) * tf.cast(w.read_value(), tf.float32)
-    return [subtract(w, step)], new_m
+    return [subtract(w, step)], m - (1.0 - self._momentum) * excess
 
   def update(
-    self, w: tf.Variable, m: tf.Variable, new_m: tf.Tensor, o: tf.Tensor, lr: tf.Tensor
+    self, w: tf.Variable, m: tf.Variable, excess: tf.Tensor, o: tf.Tensor, lr: tf.Tensor
   ) -> list[Any]:
     if not is_float32(w):
-      return super().update(w, m, new_m, o, lr)
-    done = []
-    if self._weight_decay_rate:
-      decay = (self._weight_decay_rate * lr) * w.read_value()
-      done = [w.assign_sub(decay, read_value=False)]
-    # w - rate * o in one pass, of a float or a tensor of its dtype.
-    rate = tf.cast(self._scale * lr, tf.float32)
-    done.append(tf.raw_ops.ResourceApplyGradientDescent(var=w.handle, alpha=rate, delta=o))
-    return [*done, m.assign(new_m, read_value=False)]
+      return super().update(w, m, excess, o, lr)
+    done = [decay(w, self._weight_decay_rate * lr)] if self._weight_decay_rate else []
+    done.append(subtract_scaled(w, self._scale * lr, o))
+    return [*done, subtract_scaled(m, 1.0 - self._momentum, excess)]
 
 
 @gin.configurable(module="mesh_tensorflow.optimize")
@@ -420,6 +443,8 @@ class MuonOptimizer(Optimizer):
     model_dim_names: names of dimensions that are a side of a matrix by themselves; see rule 4.
     exclude_from_weight_decay: regular expressions; matrices in whose name one is found do not
       decay. By default all decay.
+    product_dtype: dtype of the products that orthogonalize, "float32" or "bfloat16", as in Jordan's
+      Muon and PyTorch's: several times as fast on TPUs, GPUs, and CPUs with AMX.
 
   Raises:
     ConfigError: an argument is out of its range.
@@ -443,6 +468,7 @@ class MuonOptimizer(Optimizer):
     stacked_dim_names: Sequence[str] = STACKED,
     model_dim_names: Sequence[str] = MODEL,
     exclude_from_weight_decay: Sequence[str] | None = None,
+    product_dtype: DTypeLike = "float32",
   ):
     owner = type(self).__name__
     check_at_least(
@@ -460,7 +486,8 @@ class MuonOptimizer(Optimizer):
     self._learning_rate = learning_rate
     self._momentum = momentum
     self._nesterov = nesterov
-    self._newton_schulz = (num_iterations, list(coefficients), epsilon)
+    dtype = _product_dtype(owner, product_dtype)
+    self._newton_schulz = (num_iterations, list(coefficients), epsilon, dtype)
     self._adjust = _ADJUSTMENTS[adjust_learning_rate]
     self._factor = learning_rate_factor
     self._others = others(learning_rate=learning_rate)
@@ -509,10 +536,11 @@ class MuonOptimizer(Optimizer):
   def _direction(self, grad: Any, var: Variable, matrix: Matrix) -> _Step:
     """Computes the new momentum of a matrix, and the direction to orthogonalize."""
     m = self._slot(var, "/muon_m")
-    new = multiply(cast(grad, tf.float32), 1.0 - self._momentum)
-    new_m = add(multiply(m.value, self._momentum), new)
-    direction = add(multiply(new_m, self._momentum), new) if self._nesterov else new_m
-    return _Step(var, matrix, m, new_m, direction)
+    g = cast(grad, tf.float32)
+    # The new m is g + momentum * (m - g), and one step ahead is that with its square.
+    excess = sub(m.value, g)
+    direction = add(g, multiply(excess, self._momentum ** (2 if self._nesterov else 1)))
+    return _Step(var, matrix, m, excess, direction)
 
   def _orthogonal(self, steps: list[_Step]) -> list[tuple[Tensor, float]]:
     """Orthogonalizes directions of one shape, stacked so that each product is batched.
@@ -535,8 +563,9 @@ class MuonOptimizer(Optimizer):
     return MuonUpdateOperation(
       step.variable,
       [step.m],
-      [step.new_m, o],
+      [step.excess, o],
       self._scalar(self._learning_rate, step.variable.mesh, "learning_rate"),
+      momentum=self._momentum,
       scale=self._factor * self._adjust(*step.matrix.sizes) * factor,
       weight_decay_rate=self._factor * self._weight_decay.rate_of(step.variable),
     )

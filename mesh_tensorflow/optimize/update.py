@@ -196,6 +196,17 @@ def subtract(w: tf.Variable, delta: tf.Tensor) -> Any:
   return w.assign_sub(tf.cast(delta, w.dtype), read_value=False)
 
 
+def decay(w: tf.Variable, rate: float | tf.Tensor) -> Any:
+  """Multiplies a float32 slice by 1 - rate, in one pass: a slice that is assigned is not copied."""
+  return w.assign((1.0 - rate) * w.read_value(), read_value=False)
+
+
+def subtract_scaled(w: tf.Variable, rate: float | tf.Tensor, delta: tf.Tensor) -> Any:
+  """Subtracts rate * delta from a float32 slice, in place and in one pass."""
+  rate = tf.cast(rate, tf.float32)
+  return tf.raw_ops.ResourceApplyGradientDescent(var=w.handle, alpha=rate, delta=delta)
+
+
 def update_count(mesh: Mesh, name: str) -> tuple[Tensor, list[Operation]]:
   """The number of updates that came before the one of this graph.
 

@@ -147,6 +147,14 @@ DESCRIPTORS = [
     together="b:4 d:4 f:8",
   ),
   op(
+    "dense_product_swiglu",
+    lambda x: layers.dense_product(x, [D], [F], ["swish", "linear"], name="wi", use_bias=False),
+    lambda x, w, u: (x @ w) / (1 + np.exp(-x @ w)) * (x @ u),
+    "b:4 d:4",
+    variables={"wi_0/kernel": "d:4 f:8", "wi_1/kernel": "d:4 f:8"},
+    together="b:4 d:4 f:8",
+  ),
+  op(
     "dense_relu_dense",
     lambda x: layers.dense_relu_dense(x, F, False, name="ff"),
     lambda x, w, u: np.maximum(x @ w, 0.0) @ u,

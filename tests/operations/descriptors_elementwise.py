@@ -6,6 +6,7 @@ import numpy as np
 import tensorflow as tf
 
 import mesh_tensorflow as mtf
+from mesh_tensorflow.operations.gating import gated
 from tests.conformance.framework import T, op
 
 AB = "a:4 b:8"
@@ -51,6 +52,8 @@ DESCRIPTORS = [
   op("selu", mtf.selu, _selu, AB),
   op("softplus", mtf.softplus, lambda x: np.log1p(np.exp(x)), AB),
   op("swish", mtf.swish, lambda x: x * _sigmoid(x), AB),
+  op("swish_gated", lambda x, g: gated(mtf.swish(x), g), lambda x, g: x * _sigmoid(x) * g, AB, AB),
+  op("tanh_gated", lambda x, g: gated(mtf.tanh(x), g), lambda x, g: np.tanh(x) * g, AB, AB),
   op("gelu", mtf.gelu, _gelu, AB),
   op("squared_relu", mtf.squared_relu, lambda x: np.maximum(x, 0) ** 2, AB),
   op("sign", mtf.sign, np.sign, AB),

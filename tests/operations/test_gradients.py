@@ -9,6 +9,7 @@ import tensorflow as tf
 
 import mesh_tensorflow as mtf
 from mesh_tensorflow.errors import GradientError
+from mesh_tensorflow.operations.gating import gated
 
 A, B, C = mtf.Dimension("a", 4), mtf.Dimension("b", 8), mtf.Dimension("c", 12)
 VALUES = np.random.default_rng(0).uniform(0.5, 2.0, [4, 8]).astype(np.float32)
@@ -288,6 +289,48 @@ def test_third_derivatives_through_the_value_itself(mesh, name):
     lower(mesh, *[mtf.zeros_like(x) if f is None else f for f in found]), wanted
   ):
     np.testing.assert_allclose(got, want, rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.parametrize("dtype", [tf.float32, tf.bfloat16])
+def test_gradients_of_a_gated_swish(mesh, dtype):
+  """Of both factors, where the swish is used besides, too; for large inputs; and a second time."""
+  near = np.linspace(-6, 6, 32).reshape(4, 8)
+  inputs = [np.where(VALUES < 0.5, near * 12, near), near[::-1], VALUES]
+  inputs = [tf.cast(t, dtype) for t in inputs]
+  x, gate, dp = (mtf.import_tf_tensor(mesh, t, [A, B]) for t in inputs)
+  y = mtf.swish(x)
+  p = gated(y, gate)
+  found = mtf.gradients([p, y], [x, gate], grad_ys=[dp, dp])
+  found += mtf.gradients(mtf.gradients([p], [x], grad_ys=[dp]), [x, gate])
+  t, g, d = (tf.cast(v, tf.float64) for v in inputs)
+  with tf.GradientTape() as outer, tf.GradientTape(persistent=True) as tape:
+    for each in (outer, tape):
+      each.watch([t, g])
+    z = tf.nn.silu(t) * g * d
+    both = z + tf.nn.silu(t) * d
+    dz = tape.gradient(z, t)
+  wanted = [*tape.gradient(both, [t, g]), *outer.gradient(dz, [t, g])]
+  for got, want in zip(lower(mesh, *found), wanted):
+    # Of the size of what is added: second derivatives of bfloat16 are computed in it.
+    scale = 1e-5 if dtype == tf.float32 else 2e-2
+    np.testing.assert_allclose(np.float64(got), want, rtol=scale, atol=scale * np.abs(want).max())
+
+
+def test_passes_of_a_gated_swish():
+  """Two forward and five backward."""
+
+  def program(*tensors):
+    mesh = mtf.Mesh(mtf.Graph(), "m")
+    x, gate, dp = (mtf.import_tf_tensor(mesh, t, [A, B]) for t in tensors)
+    p = gated(mtf.swish(x), gate)
+    found = [p, *mtf.gradients([p], [x, gate], grad_ys=[dp])]
+    lowering = mtf.Lowering(mesh.graph, {mesh: mtf.PlacementMeshImpl("", "", [""])})
+    return [lowering.export_to_tf_tensor(t) for t in found]
+
+  traced = tf.function(program, autograph=False).get_concrete_function(*[tf.TensorSpec([4, 8])] * 3)
+  types = [op.type for op in traced.graph.get_operations()]
+  kernels = [t for t in types if t not in ("Placeholder", "Identity", "NoOp", "Const")]
+  assert sorted(kernels) == ["AddV2", *["Mul"] * 3, *["SoftplusGrad"] * 2, "Sub"]
 
 
 def test_a_function_that_cannot_be_differentiated_twice(mesh):

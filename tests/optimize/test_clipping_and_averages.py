@@ -217,11 +217,39 @@ def test_products_of_split_columns_exchange_no_matrix(layout, expected):
   assert kinds == expected
 
 
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("layout", ["", "a:r", "b:s", "a:r,b:s", "a:s~", "c:r,b:s"])
+def test_orthogonalize_in_bfloat16(layout, mode, cpu_devices):
+  """The float32 value, but for the rounding of five steps; the same on all layouts."""
+  x = np.random.default_rng(0).normal(size=[2, 6, 16]).astype(np.float32)
+  dims = mtf.convert_to_shape("c:2 a:6 b:16").dims
+  kind, execution = mode.split("_")
+  found, exact = lower(
+    make_impl(kind, Layout("r:2,s:4", layout), cpu_devices),
+    lambda mesh: [
+      optimize.orthogonalize(y, dims[1:2], dims[2:], product_dtype=dtype)
+      for y in [mtf.import_tf_tensor(mesh, x, dims)]
+      for dtype in ("bfloat16", tf.float32)
+    ],
+    execution == "function",
+  )
+  assert found.dtype == tf.float32
+  for y, z, matrix in zip(found, exact, x):
+    wanted = reference.newton_schulz(np.float64(matrix))
+    np.testing.assert_allclose(z, wanted, atol=1e-5)
+    assert np.linalg.norm(y - wanted) < 0.05 * np.linalg.norm(wanted)
+    assert np.linalg.norm(y - wanted) > 1e-3 * np.linalg.norm(wanted)
+
+
 def test_wrong_arguments_of_orthogonalize():
   x = mtf.zeros(mtf.Mesh(mtf.Graph(), "m"), "a:4 b:8")
   a, b = x.shape.dims
   with pytest.raises(ConfigError, match="three coefficients"):
     optimize.orthogonalize(x, [a], [b], coefficients=[1.0, 2.0])
+  with pytest.raises(
+    ConfigError, match="orthogonalize .*'float16' is not one of float32, bfloat16"
+  ):
+    optimize.orthogonalize(x, [a], [b], product_dtype=tf.float16)
   with pytest.raises(ShapeError, match="none in common"):
     optimize.orthogonalize(x, [a], [a])
   with pytest.raises(ShapeError, match="must each have a dimension"):

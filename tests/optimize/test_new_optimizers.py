@@ -184,6 +184,10 @@ def test_muon_does_what_adamw_does_where_nothing_is_a_matrix():
       "'more' is not one of match_rms_adamw, original",
     ),
     (lambda: optimize.MuonOptimizer(0.1, coefficients=[1.0]), "must be three numbers"),
+    (
+      lambda: optimize.MuonOptimizer(0.1, product_dtype="float64"),
+      "MuonOptimizer: product_dtype 'float64' is not one of float32, bfloat16",
+    ),
     (lambda: optimize.MuonOptimizer(0.1, matrices=["/q$"]), "where a .regular expression, rows"),
     (
       lambda: optimize.MuonOptimizer(0.1, matrices=[("/q$", "ab", ["c"])]),
@@ -261,3 +265,21 @@ def test_more_matrices_of_one_shape_need_no_more_products():
 
   # Three in each of five iterations, of these matrices and of the other one.
   assert products("a") == products("abcd") == 2 * 3 * 5
+
+
+def test_products_in_bfloat16():
+  """Of several matrices and of one; all else is float32, and so is the weight."""
+  gin.parse_config("""
+    import mesh_tensorflow.optimize
+    optimize.MuonOptimizer.product_dtype = 'bfloat16'
+  """)
+  ops = stacked_step("", "", [""], "ab", traced=True)
+  step = stacked_step("", "", [""], "ab")
+  gin.clear_config()
+  exact = stacked_step("", "", [""], "ab")
+  for n in "ab":
+    assert step[n].dtype == np.float32
+    change = np.abs(step[n] - exact[n]).max()
+    assert 1e-5 < change < 0.02 * np.abs(exact[n] - 1).max()
+  dtypes = [op.outputs[0].dtype for op in ops if "MatMul" in op.type]
+  assert len(dtypes) == 2 * 3 * 5 and set(dtypes) == {tf.bfloat16}

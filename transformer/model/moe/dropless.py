@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import operator
 from typing import Any
 
 import tensorflow as tf
@@ -21,6 +20,7 @@ import mesh_tensorflow as mtf
 from mesh_tensorflow import errors
 from mesh_tensorflow.layers import unit_scaling_convention
 from mesh_tensorflow.layers.dense import activation_function
+from mesh_tensorflow.operations.gating import gated
 from mesh_tensorflow.transformer.model.moe.dispatch import ExpertsCall, change_hands, route
 from mesh_tensorflow.transformer.model.moe.expert_products import expert_products
 from mesh_tensorflow.transformer.model.moe.groups import LayoutHints
@@ -119,7 +119,7 @@ class _Products:
       fn = activation_function(name)
       factor = self(x, dim, rows, f"wi_{i}" if len(activations) > 1 else "wi")
       factors.append(factor if fn is None else fn(factor))
-    return functools.reduce(operator.mul, factors)
+    return functools.reduce(gated, factors)
 
 
 def _of_owners(
