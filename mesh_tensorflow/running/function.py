@@ -496,7 +496,24 @@ class Function(tf.Module):  # type: ignore[misc]  # TensorFlow says nothing of i
       self._import(graph.mesh(s.mesh) if s.mesh else first, v, s)
       for v, s in zip(values, self._specs(values))
     ]
-    return graph, inputs, self._fn(*inputs)
+    returned = self._fn(*inputs)
+    self._check_returned(returned)
+    return graph, inputs, returned
+
+  def _check_returned(self, returned: Any) -> None:
+    """Raises `ArgumentError` if something is returned that TensorFlow makes no tensor of."""
+    if tf.executing_eagerly():
+      return
+    for y in tf.nest.flatten(returned):
+      if y is None or isinstance(y, Tensor) or tf.is_tensor(y):
+        continue
+      try:
+        tf.convert_to_tensor(y)
+      except (TypeError, ValueError) as e:
+        raise ArgumentError(
+          f"{self.__name__} returned a {type(y).__name__}, {y!r}; return Tensors, numbers, None, and "
+          "structures of these: tuples, namedtuples, lists, dicts"
+        ) from e
 
   def _import(self, mesh: Mesh, value: tf.Tensor, spec: TensorSpec) -> Tensor:
     if spec.local and value.shape.as_list() != spec.shape.to_integer_list:
