@@ -511,8 +511,8 @@ class Function(tf.Module):  # type: ignore[misc]  # TensorFlow says nothing of i
         tf.convert_to_tensor(y)
       except (TypeError, ValueError) as e:
         raise ArgumentError(
-          f"{self.__name__} returned a {type(y).__name__}, {y!r}; return Tensors, numbers, None, and "
-          "structures of these: tuples, namedtuples, lists, dicts"
+          f"{self.__name__} returned a {type(y).__name__}, {y!r}; return Tensors, numbers, "
+          "None, or structures of these: tuples, namedtuples, lists, dicts"
         ) from e
 
   def _import(self, mesh: Mesh, value: tf.Tensor, spec: TensorSpec) -> Tensor:

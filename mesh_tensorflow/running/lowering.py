@@ -843,9 +843,7 @@ def run_on(
   del made["meshes"]
   per_processor = made.pop("per_processor")
   in_order = iter(whole_results)
-  results = [
-    next(in_order) if isinstance(t, (Tensor, tf.Tensor)) else t for t in made["flat"]
-  ]
+  results = [next(in_order) if isinstance(t, (Tensor, tf.Tensor)) else t for t in made["flat"]]
   read = {}
   for name, stored in made["stored"].items() if not made["trains"] else ():
     if not (stored.trainable or name in per_processor[0][1]):
