@@ -44,11 +44,7 @@ def is_compiled_by_xla() -> bool:
   """
   if not tf.inside_function():
     return False
-
-  @tf.function(autograph=False)
-  def probe(x: tf.Tensor) -> tf.Tensor:
-    return tf.cond(x, lambda: 1, lambda: 0)
-
+  probe = tf.function(lambda x: tf.cond(x, lambda: 1, lambda: 0), autograph=False)
   # Of a graph of its own, whose outer graph is the one that is traced: it leaves nothing there.
   graph = probe.get_concrete_function(tf.TensorSpec([], tf.bool)).graph
   return not any("_lower_using_switch_merge" in n.attr for n in graph.as_graph_def().node)
