@@ -819,7 +819,8 @@ def run_on(
         continue
       slices = [s for r in next(per_tensor) for s in r]
       if isinstance(t, tf.Tensor):  # TensorFlow's own: that of the first device.
-        whole_results.append(slices[0])
+        # Of a call for each device: a tape must not find its way into that.
+        whole_results.append(t if slices[0] is t else tf.stop_gradient(slices[0]))
         continue
       impl = made["meshes"][t.mesh]
       if across:

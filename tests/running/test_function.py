@@ -110,6 +110,16 @@ def test_drawn_structures(seed, make_impl):
       assert y is None if expected is None else np.array_equal(y, expected)
 
 
+def test_a_tape_passes_by_tensors_of_tensorflow(make_impl):
+  f = on_mesh(make_impl())(lambda x: (mtf.square(x), tf.constant(3.0)))
+  x = tf.constant(X)
+  with tf.GradientTape() as tape:
+    tape.watch(x)
+    y, factor = f(x)
+    loss = tf.reduce_sum(y) * factor
+  np.testing.assert_allclose(tape.gradient(loss, x), 6 * X, rtol=1e-5)
+
+
 @dataclasses.dataclass
 class Both:
   a: object
