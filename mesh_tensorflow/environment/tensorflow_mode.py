@@ -36,6 +36,20 @@ def exempt(namespace: dict[str, Any], left_alone: Collection[str] = ()) -> None:
       namespace[name] = not_converted(value)
 
 
+def is_compiled_by_xla() -> bool:
+  """True inside a `tf.function(jit_compile=True)`, at any depth, while it is traced.
+
+  TensorFlow has no function that tells. But it marks a conditional to be lowered to switches, which
+  XLA cannot read, everywhere except there.
+  """
+  if not tf.inside_function():
+    return False
+  probe = tf.function(lambda x: tf.cond(x, lambda: 1, lambda: 0), autograph=False)
+  # Of a graph of its own, whose outer graph is the one that is traced: it leaves nothing there.
+  graph = probe.get_concrete_function(tf.TensorSpec([], tf.bool)).graph
+  return not any("_lower_using_switch_merge" in n.attr for n in graph.as_graph_def().node)
+
+
 def check_tensorflow2() -> None:
   """Refuses to work where the program has switched TensorFlow 2 off; to be called before it runs.
 

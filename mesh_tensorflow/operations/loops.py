@@ -89,7 +89,8 @@ class WhileLoopOperation(BlockOperation):
     name: of the operation.
     counts_down: of a backward pass: the first loop variable is the number of iterations of the
       forward pass that are left to go back.
-    schedule: name of the schedule of a loop over microbatches whose body is of several meshes.
+    schedule: name of the schedule of a loop over microbatches whose body is of several meshes;
+      None: that of the graph.
   """
 
   def __init__(
@@ -102,7 +103,7 @@ class WhileLoopOperation(BlockOperation):
     name: str = "while_loop",
     *,
     counts_down: bool = False,
-    schedule: str = "1f1b",
+    schedule: str | None = None,
   ):
     super().__init__(list(inputs), name=name)
     self.num_variables = len(self._inputs)
@@ -130,7 +131,7 @@ class WhileLoopOperation(BlockOperation):
       self._outputs[-1].stack_of = x.stack_of
       self._outputs[-1].set_mesh(x.mesh)  # Of a pipeline each is on the mesh of its stage.
     # How its iterations are run if the body is of several meshes, see `meshes.schedules`.
-    self.schedule = schedule
+    self.schedule = schedule or self.graph.schedule
     # Tensors of the body that each iteration saves for the backward pass, if there is one.
     self.saved: tuple[Tensor, ...] = ()
     self.is_differentiated = False

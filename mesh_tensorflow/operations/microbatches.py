@@ -37,7 +37,7 @@ def serialize_training_step(
   batch_dim: DimensionLike,
   num_splits: int,
   *,
-  schedule: str = "1f1b",
+  schedule: str | None = None,
 ) -> tuple[list[Tensor], dict[str, Tensor]]:
   """Computes gradients in a loop over parts of the batch, to use less memory.
 
@@ -51,7 +51,8 @@ def serialize_training_step(
     batch_dim: the batch dimension.
     num_splits: the number of microbatches; it must divide the batch.
     schedule: if the model is on several meshes (`mtf.stage`, `mtf.reshard`) its microbatches go
-      through them as through a pipeline, by this schedule: "gpipe", "1f1b" or "zero_bubble".
+      through them as through a pipeline, by this schedule: "gpipe", "1f1b" or "zero_bubble"; None:
+      that of the mesh of the `mtf.function` (`with_stages`), or "1f1b".
 
   Returns:
     The gradients of the loss for `graph.trainable_variables`, and the outputs. Outputs
@@ -84,7 +85,7 @@ def accumulate(
   batch_dim: DimensionLike,
   num_splits: int,
   *,
-  schedule: str,
+  schedule: str | None,
   what: str,
 ) -> tuple[list[Tensor], dict[str, Tensor]]:
   """Runs a function on each microbatch, and adds up its results; see `serialize_training_step`.
@@ -107,7 +108,8 @@ def accumulate(
     ShapeError: `num_splits` does not divide the batch.
     ArgumentError: there is no such schedule.
   """
-  schedules.check_schedule(schedule, what)
+  if schedule is not None:
+    schedules.check_schedule(schedule, what)
   batch_dim = convert_to_dimension(batch_dim)
   if not features:
     raise GraphError(f"{what} needs at least one feature")

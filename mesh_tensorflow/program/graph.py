@@ -229,6 +229,8 @@ class Graph:
     self.compute_dtype: tf.DType | None = None
     # The training step, for optimizers and schedules: a scalar Tensor, or None.
     self.global_step: Tensor | None = None
+    # Schedule of the microbatches of a pipeline where `serialize_training_step` names none.
+    self.schedule = "1f1b"
     # Whether the lowering rejects a layout rule for a dimension that no tensor has. Off by default:
     # one layout is often written for several programs.
     self.checks_layout_names = False

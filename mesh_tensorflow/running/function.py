@@ -15,7 +15,7 @@ from mesh_tensorflow import workers
 from mesh_tensorflow.arguments.checking import checked
 from mesh_tensorflow.arguments.kinds import DTypeLike
 from mesh_tensorflow.environment import collector
-from mesh_tensorflow.environment.tensorflow_mode import check_tensorflow2
+from mesh_tensorflow.environment.tensorflow_mode import check_tensorflow2, is_compiled_by_xla
 from mesh_tensorflow.errors import (
   ArgumentError,
   CollectiveError,
@@ -317,7 +317,8 @@ class Function(tf.Module):  # type: ignore[misc]  # TensorFlow says nothing of i
             "jit_compile"
           ) from e
         raise
-    return self._trace(values, seed)
+    with kernels.for_xla() if is_compiled_by_xla() else contextlib.nullcontext():
+      return self._trace(values, seed)
 
   def create_variables(self) -> None:
     """Makes the variables, with their initial values, and runs nothing.
@@ -358,6 +359,7 @@ class Function(tf.Module):  # type: ignore[misc]  # TensorFlow says nothing of i
 
   def _meshes(self, graph: Graph) -> list[Mesh]:
     """Makes the meshes of the function in a new graph."""
+    graph.schedule = self.mesh_impl.schedule
     return [Mesh(graph, name) for name in self.mesh_impls]
 
   def plan(self) -> Any:
@@ -494,7 +496,24 @@ class Function(tf.Module):  # type: ignore[misc]  # TensorFlow says nothing of i
       self._import(graph.mesh(s.mesh) if s.mesh else first, v, s)
       for v, s in zip(values, self._specs(values))
     ]
-    return graph, inputs, self._fn(*inputs)
+    returned = self._fn(*inputs)
+    self._check_returned(returned)
+    return graph, inputs, returned
+
+  def _check_returned(self, returned: Any) -> None:
+    """Raises `ArgumentError` if something is returned that TensorFlow makes no tensor of."""
+    if tf.executing_eagerly():
+      return
+    for y in tf.nest.flatten(returned):
+      if y is None or isinstance(y, Tensor) or tf.is_tensor(y):
+        continue
+      try:
+        tf.convert_to_tensor(y)
+      except (TypeError, ValueError) as e:
+        raise ArgumentError(
+          f"{self.__name__} returned a {type(y).__name__}, {y!r}; return Tensors, numbers, "
+          "None, or structures of these: tuples, namedtuples, lists, dicts"
+        ) from e
 
   def _import(self, mesh: Mesh, value: tf.Tensor, spec: TensorSpec) -> Tensor:
     if spec.local and value.shape.as_list() != spec.shape.to_integer_list:

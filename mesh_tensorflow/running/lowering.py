@@ -719,7 +719,7 @@ class Run:
     graph: the function's graph.
     structure: what the function returned.
     flat: the same, flat.
-    results: tf.Tensors in the place of the mtf.Tensors of `flat`.
+    results: tf.Tensors in the place of the mtf.Tensors of `flat`, and of those of TensorFlow.
     trains: whether it changes trainable variables.
     stored: its variables, by their full names.
     counter: the counter that it drew random numbers from, or None.
@@ -800,11 +800,13 @@ def run_on(
     }
     # Slices, not whole tensors: they are put together outside, where it costs least.
     results = [
-      lowering.tensors[t].to_laid_out_tensor().tensor_list
+      [t]
+      if isinstance(t, tf.Tensor)
+      else lowering.tensors[t].to_laid_out_tensor().tensor_list
       if several
       else first.result_slices(lowering.tensors[t], t.shape)
       for t in flat
-      if isinstance(t, Tensor)
+      if isinstance(t, (Tensor, tf.Tensor))
     ]
     return results, before, [n.tensor_list for n in lowering.run_numbers.values()]
 
@@ -813,9 +815,14 @@ def run_on(
   def put_together() -> None:
     per_tensor = zip(*[r[0] for r in made["per_processor"]])
     for t in made["flat"]:
-      if not isinstance(t, Tensor):
+      if not isinstance(t, (Tensor, tf.Tensor)):
         continue
-      slices, impl = [s for r in next(per_tensor) for s in r], made["meshes"][t.mesh]
+      slices = [s for r in next(per_tensor) for s in r]
+      if isinstance(t, tf.Tensor):  # TensorFlow's own: that of the first device.
+        # Of a call for each device: a tape must not find its way into that.
+        whole_results.append(t if slices[0] is t else tf.stop_gradient(slices[0]))
+        continue
+      impl = made["meshes"][t.mesh]
       if across:
         whole_results.append(whole_everywhere(impl, t.shape, t.dtype, slices))
       else:
@@ -837,7 +844,7 @@ def run_on(
   del made["meshes"]
   per_processor = made.pop("per_processor")
   in_order = iter(whole_results)
-  results = [next(in_order) if isinstance(t, Tensor) else t for t in made["flat"]]
+  results = [next(in_order) if isinstance(t, (Tensor, tf.Tensor)) else t for t in made["flat"]]
   read = {}
   for name, stored in made["stored"].items() if not made["trains"] else ():
     if not (stored.trainable or name in per_processor[0][1]):

@@ -278,7 +278,6 @@ def _gradients(
       lambda part: losses(part, count),
       program.examples.dims[-1],
       count,
-      schedule=program.mesh_impl.schedule,
     )
     grads = _exchanged_as(settings.gradient_dtype, list(summed))
     return (grads if scale is None else scale.unscaled(grads)), outputs

@@ -10,6 +10,9 @@ from mesh_settings.trainer import TrainerSettings, steps_to_profile
 from mesh_tensorflow.errors import ConfigError
 from mesh_tensorflow.planning.machine import convert_to_machine
 
+# Without them, and without any settings, a trainer takes the seeds of its mesh's variable store.
+SEEDS = ("seed", "seeds")
+
 
 def checked_settings(
   settings: TrainerSettings, *, owner: str | None = None, **fields: Any

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from mesh_settings.trainer import TrainerSettings
 from mesh_tensorflow import checkpoint as checkpoint_lib
 from mesh_tensorflow import optimize
 from mesh_tensorflow.checkpoint.by_chief import by_chief
@@ -20,6 +21,7 @@ from mesh_tensorflow.meshes.mesh_impl import MeshImpl
 from mesh_tensorflow.meshes.store import VariableStore
 from mesh_tensorflow.running.lowering import OF_A_RUN
 from mesh_tensorflow.training.program import ModelRecord
+from mesh_tensorflow.training.seeds import Seeds
 
 
 def names_of_averages(path: str) -> Callable[[str], str]:
@@ -171,6 +173,17 @@ class ModelState:
     """
     self.store.noise_seed = noise
     self.data_seed = data
+
+  def use_seeds_of(self, settings: TrainerSettings) -> None:
+    """Sets the seeds of a training, that of weights only where there are none yet.
+
+    Args:
+      settings: whose `seed` and `seeds` count.
+    """
+    seeds = Seeds.of_run(settings.seed, settings.seeds)
+    if not self.store.names:
+      self.store.seed = seeds.weights
+    self.use_seeds(noise=seeds.dropout, data=seeds.data)
 
   def latest_checkpoint(self) -> str | None:
     """The newest good checkpoint of `model_dir`; None if there is none.

@@ -21,8 +21,7 @@ from mesh_tensorflow.running.function import TensorSpec, function
 from mesh_tensorflow.training.data import reading
 from mesh_tensorflow.training.init_checkpoint import InitialCheckpoint
 from mesh_tensorflow.training.loop import LearningRateLike, TrainingLoop
-from mesh_tensorflow.training.seeds import Seeds
-from mesh_tensorflow.training.settings import checked_settings
+from mesh_tensorflow.training.settings import SEEDS, checked_settings
 from mesh_tensorflow.training.state import ModelState
 from mesh_tensorflow.training.validation import Evaluator
 
@@ -241,7 +240,8 @@ class Trainer:
     quiet: writes no lines.
     **fields: other values of single settings, by name, such as `save_checkpoints_steps`,
       `report_every`, `eval_every_steps`, `max_grad_norm`, `ema_decay`, `seed`; see
-      `mesh_settings.trainer.TrainerSettings`. Without `seed`, that of the mesh's variable store.
+      `mesh_settings.trainer.TrainerSettings`. Without settings and `seed`, that of the mesh's
+      variable store.
 
   Attributes:
     program: the `ModelProgram`.
@@ -268,13 +268,10 @@ class Trainer:
     quiet: bool = False,
     **fields: Any,
   ):
-    store = mesh_impl.variable_store
+    has_seeds = settings is not None or not fields.keys().isdisjoint(SEEDS)
     if settings is None:
-      settings = TrainerSettings(owner="Trainer", seed=store.seed)
+      settings = TrainerSettings(owner="Trainer", seed=mesh_impl.variable_store.seed)
     settings = checked_settings(settings, **fields)
-    seeds = Seeds.of_run(settings.seed, settings.seeds)
-    if not store.names:
-      store.seed = seeds.weights
     self.program = ModelProgram(model_fn, mesh_impl, features, is_trained)
     self.state = ModelState(
       mesh_impl,
@@ -284,7 +281,8 @@ class Trainer:
       average_checkpoints=settings.average_checkpoints,
       quiet=quiet or not workers.current().is_chief,
     )
-    self.state.use_seeds(noise=seeds.dropout, data=seeds.data)
+    if has_seeds:
+      self.state.use_seeds_of(settings)
     self._evaluator = _Evaluator(self.program)
     init = settings.init_checkpoint
     self.loop = TrainingLoop(

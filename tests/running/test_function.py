@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import collections
+import dataclasses
 import functools
+import random
 
 import numpy as np
 import pytest
 import tensorflow as tf
 
 import mesh_tensorflow as mtf
+from mesh_tensorflow import errors
 from tests.kinds import kept
 
 BATCH, LENGTH, MODEL = mtf.Dimension("batch", 4), mtf.Dimension("length", 8), mtf.Dimension("d", 4)
@@ -72,6 +76,60 @@ def test_a_structure_is_returned_as_it_is(impl):
   np.testing.assert_allclose(result["sum"], X.sum(), rtol=1e-5, atol=1e-6)
   np.testing.assert_array_equal(result["both"][0], X)
   np.testing.assert_array_equal(result["both"][1][0], np.maximum(X, 0))
+
+
+Pair = collections.namedtuple("Pair", "a b")
+# What a function may return besides its tensors; each with what comes of it.
+LEAVES = [
+  (lambda x: x, X),
+  (lambda x: mtf.greater(x, 0.0), X > 0),
+  (lambda x: mtf.constant(x.mesh, 2, [], tf.int32), 2),
+  (lambda x: tf.range(3) + 1, [1, 2, 3]),
+  (lambda x: np.ones([2]), [1.0, 1.0]),
+  (lambda x: 3, 3),
+  (lambda x: None, None),
+]
+
+
+def drawn_structure(rng, depth=3):
+  """Of places in LEAVES."""
+  if not depth:
+    return rng.randrange(len(LEAVES))
+  a, b = drawn_structure(rng, rng.randrange(depth)), drawn_structure(rng, rng.randrange(depth))
+  return rng.choice([(a, b), [a, b], {"b": a, "a": b}, Pair(a, b), (a,), []])
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_drawn_structures(seed, make_impl):
+  wanted = [*range(len(LEAVES)), drawn_structure(random.Random(seed))]
+  f = on_mesh(make_impl())(lambda x: tf.nest.map_structure(lambda i: LEAVES[i][0](x), wanted))
+  for found in (f(X), tf.function(lambda x: f(x), autograph=False)(X)):
+    tf.nest.assert_same_structure(found, wanted)
+    for y, i in zip(tf.nest.flatten(found), tf.nest.flatten(wanted), strict=True):
+      expected = LEAVES[i][1]
+      assert y is None if expected is None else np.array_equal(y, expected)
+
+
+def test_a_tape_passes_by_tensors_of_tensorflow(make_impl):
+  f = on_mesh(make_impl())(lambda x: (mtf.square(x), tf.constant(3.0)))
+  x = tf.constant(X)
+  with tf.GradientTape() as tape:
+    tape.watch(x)
+    y, factor = f(x)
+    loss = tf.reduce_sum(y) * factor
+  np.testing.assert_allclose(tape.gradient(loss, x), 6 * X, rtol=1e-5)
+
+
+@dataclasses.dataclass
+class Both:
+  a: object
+  b: object
+
+
+def test_what_is_no_structure_is_told(make_impl):
+  f = on_mesh(make_impl())(lambda x: Both(x, x))
+  with pytest.raises(errors.ArgumentError, match="<lambda> returned a Both, .*namedtuples"):
+    f(X)
 
 
 def test_several_arguments_of_several_dtypes(impl):

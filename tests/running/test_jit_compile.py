@@ -7,7 +7,9 @@ import pytest
 import tensorflow as tf
 
 import mesh_tensorflow as mtf
+from mesh_tensorflow.environment.tensorflow_mode import is_compiled_by_xla
 from mesh_tensorflow.errors import UnsupportedError
+from mesh_tensorflow.transformer.model import decoding_states
 
 BATCH, IO, HIDDEN = mtf.Dimension("batch", 4), mtf.Dimension("io", 8), mtf.Dimension("hidden", 6)
 IMPLEMENTATIONS = {
@@ -65,6 +67,42 @@ def test_a_caller_may_have_what_xla_has_not():
   text = " ".join(map(str, X.ravel()))
   step.create_variables()
   assert np.isfinite(float(caller(text)))
+
+
+def test_where_xla_compiles():
+  """A function, what it calls, and its loops; no other one, and not the next."""
+  found = {}
+
+  def look(name):
+    found[name] = is_compiled_by_xla()
+
+  def body(name):
+    look(name)
+    inner = tf.function(lambda: look(f"{name}, a call") or 0, autograph=False)
+    tf.while_loop(lambda i: i < 2, lambda i: look(f"{name}, a loop") or [i + inner()], [0])
+
+  look("eager")
+  for name, options in {"plain": {}, "xla": {"jit_compile": True}, "plain again": {}}.items():
+    tf.function(lambda n=name: body(n), autograph=False, **options).get_concrete_function()
+  assert len(found) == 10
+  for name, value in found.items():
+    assert value == name.startswith("xla"), name
+
+
+def test_a_caller_that_xla_compiles():
+  """A program in it is traced for XLA; and for the kernels of CPUs before and after."""
+
+  @mtf.function(IMPLEMENTATIONS["placement"](), [mtf.TensorSpec([BATCH, IO])])
+  def program(x):
+    """A write into a KV cache, which is in place on CPUs, by an operation that XLA has not."""
+    position = mtf.constant(x.mesh, 3, [], tf.int32)
+    return decoding_states.write_at(x, mtf.reduce_sum(x, reduced_dim=IO), position, IO)
+
+  caller = tf.function(lambda x: program(x) + 1, autograph=False, jit_compile=True)
+  plain = program(X)
+  assert np.any(plain != X)
+  np.testing.assert_allclose(caller(X) - 1, plain, rtol=1e-6)
+  np.testing.assert_array_equal(program(X), plain)
 
 
 def test_gradients_pass():

@@ -166,6 +166,28 @@ def test_with_stages(cpu_devices, alone):
   check(train(impl, list(impl.stages)), alone)
 
 
+@pytest.mark.parametrize("schedule", schedules.SCHEDULES)
+def test_the_schedule_is_that_of_the_mesh(schedule, cpu_devices):
+  """Unless the program names another one."""
+  first, second = meshes(["placement"] * 2, "all:1", "", cpu_devices).values()
+
+  def found(**given):
+    @mtf.function(first.with_stages([second], schedule), [mtf.TensorSpec([BATCH, IO])])
+    def step(x):
+      def double(features):
+        y = mtf.reshard(features["x"] * mtf.get_variable(x.mesh, "v", [IO]), "stage1")
+        return {"loss": mtf.reduce_sum(y)}
+
+      return mtf.serialize_training_step({"x": x}, double, BATCH, 2, **given)[0]
+
+    operations = step.build_graph()[0].operations
+    return [op.schedule for op in operations if isinstance(op, mtf.WhileLoopOperation)]
+
+  assert found() == [schedule]
+  other = "1f1b" if schedule == "gpipe" else "gpipe"
+  assert found(schedule=other) == [other]
+
+
 def test_eager(cpu_devices, alone):
   impls = meshes(["placement", "simd"], "all:2", "batch:all", cpu_devices)
   tf.config.run_functions_eagerly(True)

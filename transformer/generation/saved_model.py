@@ -68,9 +68,9 @@ def save(
   # A mesh of one device: a program with collectives runs only in the process that has the mesh.
   mesh_impl = mtf.PlacementMeshImpl("", "", [""], variable_store=mtf.VariableStore())
   lengths, kinds = _rows(steps, names, score, predict_fn)
-  steps_here = steps.on_mesh(mesh_impl)
   # Not every machine that serves it has XLA.
-  steps_here.settings = dataclasses.replace(steps.settings, jit_compile=False)
+  settings = dataclasses.replace(steps.settings, jit_compile=False)
+  steps_here = steps.on_mesh(mesh_impl).with_settings(settings)
   if kinds.get("inputs") == "prompt":
     program = predict.continuation(steps_here, lengths["inputs"], batch_size)
   else:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, TypeAlias, TypeVar
@@ -37,7 +38,8 @@ class ModelSteps(Forward):
     ensemble_inputs: see `ModelFeatures`.
     precision: see `dtype_of_precision`.
     settings: how weights are updated, whatever the optimizer: `max_grad_norm`, `ema_decay`,
-      `gradient_accumulation_steps`, `nonfinite`; None: as `TrainerSettings()` says.
+      `gradient_accumulation_steps`, `nonfinite`; and whether XLA compiles, `jit_compile`; None: as
+      `TrainerSettings()` says. A `Trainer` has its own copy of the programs, with its settings.
   """
 
   def __init__(
@@ -66,6 +68,16 @@ class ModelSteps(Forward):
     )
     self._variable_filter = variable_filter
     self.settings = settings or TrainerSettings()
+
+  def with_settings(self, settings: TrainerSettings) -> ModelSteps:
+    """The programs of the same model and variables with other settings.
+
+    Args:
+      settings: in place of all of its own.
+    """
+    result = copy.copy(self)
+    result.settings = settings
+    return result
 
   # ------------------------------------------------------- as a training loop sees it
 

@@ -15,6 +15,7 @@ from mesh_tensorflow import workers
 from mesh_tensorflow.arguments.declared import COUNT, affects, takes
 from mesh_tensorflow.errors import ConfigError, DataError
 from mesh_tensorflow.numerics import random_bits
+from mesh_tensorflow.training.program import is_compiled_by_xla
 from mesh_tensorflow.transformer.data.text_io import targets_vocabulary
 from mesh_tensorflow.transformer.data.vocabularies.base import Vocabularies, as_text
 from mesh_tensorflow.transformer.generation import files as prompt_files
@@ -335,8 +336,10 @@ def run_infer(job: Job) -> None:
   others: dict[str, Any] = {}
   if settings.prompts_given:
     others["decode_fn"] = functools.partial(_decode_prompts, settings=settings)
+  estimator = job.make_estimator()
+  is_compiled_by_xla(job, estimator.mesh_impl)  # Raises, before a checkpoint is restored.
   infer_model(
-    job.make_estimator(),
+    estimator,
     job.vocabulary,
     job.sequence_length,
     job.batch_size,

@@ -38,13 +38,11 @@ def layered(steps: ModelSteps, schedule: str, microbatches: int | None = None) -
   if count > 1:
     others = [impl.with_layout(impl.layout_rules) for _ in range(count - 1)]
     impl = impl.with_stages(others, schedule)
-  found = steps.on_mesh(impl)
   # What skips updates costs nothing that a plan would count.
   settings = dataclasses.replace(steps.settings, nonfinite="stop", loss_scale=None)
   if microbatches is not None:
     settings = dataclasses.replace(settings, gradient_accumulation_steps=microbatches)
-  found.settings = settings
-  return found
+  return steps.on_mesh(impl).with_settings(settings)
 
 
 def set_cut(

@@ -119,12 +119,18 @@ def perplexity_eval(
   datasets = datasets_to_evaluate(
     sequence_length, vocabulary, dataset_split, eval_dataset_fn, train_dataset_fn
   )
+
+  def opened(name: str) -> tf.data.Dataset:
+    # Each checkpoint sees the same examples, also of data that is shuffled and cut short.
+    reset_seeds()
+    return datasets[name]()
+
+  # One before a checkpoint is restored, which takes a while: there may be no such split.
+  ready = {name: opened(name) for name in list(datasets)[:1]}
   results: dict[str, dict[str, float]] = {}
   for _ in restored_checkpoints(estimator, eval_checkpoint_step, model_dir):
-    for name, make in datasets.items():
-      # Each checkpoint sees the same examples, also of data that is shuffled and cut short.
-      reset_seeds()
-      metrics = estimator.evaluate(make(), max_batches, what=name)
+    for name in datasets:
+      metrics = estimator.evaluate(ready.pop(name, None) or opened(name), max_batches, what=name)
       results[name] = metrics
       count = "all" if max_batches is None else max_batches * estimator.steps.batch_size
       folder = eval_summary_dir or os.path.join(model_dir, f"eval_{name}_{dataset_split}_{count}")

@@ -102,7 +102,7 @@ def show_scores(result: object) -> None:
   if not isinstance(scores, list) or not scores:
     return
   for i, score in enumerate(scores[:_SHOWN]):
-    print(f"{score:g}", *(repr(column[i]) for column in texts), sep="  ")
+    print(f"{score + 0.0:g}", *(repr(column[i]) for column in texts), sep="  ")
   if len(scores) > _SHOWN:
     print(f"... and {len(scores) - _SHOWN:,} more")
   print(

@@ -26,7 +26,7 @@ from mesh_tensorflow.numerics import random_bits
 from mesh_tensorflow.training.data import TrainingData
 from mesh_tensorflow.training.init_checkpoint import InitialCheckpoint
 from mesh_tensorflow.training.loop import LearningRateLike, TrainingLoop
-from mesh_tensorflow.training.settings import checked_settings
+from mesh_tensorflow.training.settings import SEEDS, checked_settings
 from mesh_tensorflow.training.state import ModelState
 from mesh_tensorflow.training.validation import Evaluator, MakeDatasets, TextMetrics
 from mesh_tensorflow.transformer.data.files import records
@@ -201,7 +201,8 @@ class Trainer:
     optimizer: an optimizer class or factory, called with `learning_rate`.
     learning_rate_schedule: a function of `step` (a float32 scalar tf.Tensor), a number, or
       None (the optimizer gets None).
-    settings: the settings of the loop; None: those of `steps`, and all checkpoints are kept.
+    settings: the settings, of the loop and of all programs: they replace those of `steps`. None:
+      those of `steps`, and all checkpoints are kept; `seed` is that of the mesh's variable store.
     quiet: writes no lines.
     init_variable_filter: regular expression; only variables of `init_checkpoint` in whose names it
       is found are taken from there.
@@ -211,11 +212,13 @@ class Trainer:
     held_out: makes the data sets that the model is evaluated on every `eval_every_steps`.
     held_out_texts: returns the `EvalDataset`s that are decoded then, if `best_metric` is one of
       their metrics.
-    **fields: other values of single settings, by the names of `TrainerSettings`;
-      `steps_per_call` is another name of `iterations_per_loop`.
+    **fields: other values of single settings, by the names of `TrainerSettings`; they win over
+      `settings` and over those of `steps`. `steps_per_call` is another name of
+      `iterations_per_loop`.
 
   Attributes:
-    steps: the programs of the model.
+    steps: the programs of the model, with the settings of this trainer; those that were given stay
+      as they are.
     vocabulary: a vocabulary, or an (inputs, targets) tuple.
     state: the model's variables and their folder.
     loop: the training loop.
@@ -244,10 +247,12 @@ class Trainer:
   ):
     if "steps_per_call" in fields:
       fields["iterations_per_loop"] = fields.pop("steps_per_call")
+    has_seeds = settings is not None or not fields.keys().isdisjoint(SEEDS)
     if settings is None:
-      settings, fields = steps.settings, {"keep_checkpoint_max": None, **fields}
+      of_steps = dataclasses.replace(steps.settings, seed=steps.mesh_impl.variable_store.seed)
+      settings, fields = of_steps, {"keep_checkpoint_max": None, **fields}
     settings = checked_settings(settings, owner="Trainer", **fields)
-    self.steps = steps
+    self.steps = steps = steps.with_settings(settings)
     self.vocabulary = vocabulary
     self.predict_fn = predict_fn
     self.score_in_predict_mode = score_in_predict_mode
@@ -265,6 +270,8 @@ class Trainer:
         settings.allow_config_change,
       ),
     )
+    if has_seeds:
+      self.state.use_seeds_of(settings)
     init = settings.init_checkpoint
     self.loop = TrainingLoop(
       steps,

@@ -132,9 +132,10 @@ def test_the_mode_infer(folder, monkeypatch):
   assert asked.count(True) >= 2  # Prefill and decode; others make variables.
 
 
-def test_a_mesh_of_several_devices(folder):
+def test_a_mesh_of_several_devices(folder, capsys):
   with pytest.raises(ConfigError, match="run.jit_compile = True is for a mesh of one device.* 2,"):
     small_lm.infer(folder, ["To be"], "run.jit_compile = True", "run.mesh_shape = 'all:2'")
+  assert "restored" not in capsys.readouterr().out
 
 
 def test_a_saved_model_needs_no_xla(folder):

@@ -3,6 +3,7 @@
 import gin
 import numpy as np
 import pytest
+import tensorflow as tf
 
 import mesh_tensorflow as mtf
 from mesh_tensorflow.operations.indexing import GatherOperation
@@ -124,6 +125,35 @@ def test_every_kind_of_attention(name, searched):
   ids, shared = compare(searched, make_model(*KINDS[name]), NOTHING, search)
   assert shared == (name not in REORDERED)
   assert len(np.unique(ids[0], axis=0)) == BEAM
+
+
+class Later(t.SelfAttention):
+  """Takes the index of memory for its position: the later, the more is seen of it."""
+
+  def attend(self, context, q, memory, memory_length, bias):
+    index = mtf.range(q.mesh, memory_length, tf.float32)
+    return super().attend(context, q, memory, memory_length, bias + 0.5 * index)
+
+
+class ByPosition(t.SelfAttention):
+  """Says that it goes by the positions that it is given."""
+
+  memory_in_any_order = True
+
+  def attend(self, *args):
+    return super().attend(*args)
+
+
+class MoreOfIt(ByPosition):
+  """Has the `attend` of the one above."""
+
+
+@pytest.mark.parametrize("cls", [Later, ByPosition])
+def test_attention_of_ones_own(cls, searched):
+  gin.bind_parameter("beam_search.beam_search.eos_id", -1)
+  _, shared = compare(searched, make_model(cls), NOTHING, search)
+  assert shared == cls.memory_in_any_order == (cls is ByPosition)
+  assert MoreOfIt.memory_in_any_order
 
 
 @pytest.mark.parametrize("seed", range(3))

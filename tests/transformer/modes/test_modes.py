@@ -12,6 +12,7 @@ import tensorflow as tf
 
 from mesh_tensorflow import errors
 from mesh_tensorflow.transformer import dataset, gin_config, utils
+from mesh_tensorflow.transformer.training.trainer import Trainer
 from mesh_tensorflow.transformer.vocabulary import ByteVocabulary
 from tests.kinds import kept
 
@@ -271,6 +272,14 @@ def test_perplexity_eval(folder, scores):
   assert metrics["mean_label"] == pytest.approx(np.mean(ids))
   assert metrics["max_targets_length"] == max(map(len, TARGETS)) + 1
   assert list((folder / "model" / "eval_validation_validation_36_x").glob("events*"))
+
+
+@pytest.mark.parametrize("mode", ["eval", "perplexity_eval"])
+def test_a_split_that_is_not_there_is_told_first(folder, mode, monkeypatch):
+  monkeypatch.setattr(Trainer, "restore_for_inference", lambda *_: pytest.fail("restored"))
+  for more in ([], ["run.eval_dataset_fn = None"]):
+    with pytest.raises(errors.ConfigError, match="no files for split 'tset', only for .*'train'"):
+      run(folder, f"run.mode = '{mode}'", "run.dataset_split = 'tset'", *more)
 
 
 @pytest.mark.slow

@@ -303,8 +303,6 @@ class Synthesizer(SelfAttention):
       **kwargs,
     )
     self.synthesize_mode = synthesize_mode
-    # Weights are of positions, not of what is there.
-    self.memory_in_any_order = False
     self.no_query = "plus" not in synthesize_mode and "minus" not in synthesize_mode
     # Neither counts here: projections start as they do without a gain, and there are no prompts.
     self.initial_gain = None

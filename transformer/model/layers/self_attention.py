@@ -106,8 +106,14 @@ class SelfAttention(TransformerLayer):
   num_sinks = 0
   # Whether there are no queries, but only the dims of the input.
   no_query = False
-  # Whether memory may be in any order, as `with_earlier` tells its positions.
+  # Whether memory may be in any order, as `with_earlier` tells its positions. That of a subclass
+  # with an `attend` of its own, which may take an index for a position, only if it says so, too.
   memory_in_any_order = True
+
+  def __init_subclass__(cls, **kwargs: Any) -> None:
+    super().__init_subclass__(**kwargs)
+    if "attend" in vars(cls) and "memory_in_any_order" not in vars(cls):
+      cls.memory_in_any_order = False
 
   def __post_init__(self) -> None:
     self.attention_kwargs = self.attention_kwargs or {}
