@@ -122,19 +122,26 @@ def write_at(
 
 
 def in_reading_order(state: Any) -> Any:
-  """Keys and values as matrices `[..., memory_length, d_kv]`, which attention reads as they are.
+  """Keys and values in the order in which attention reads them: as they are, once for each token.
+
+  That of a tensor is `[..., memory_length, d_kv]`. Keys beside values, which no step changes, are
+  `[..., d_kv, memory_length]`: batches of products with one query are faster so on CPUs.
 
   Args:
-    state: what a layer keeps: a tensor, or a tuple of tensors and other things.
+    state: what a layer keeps: a tensor, or a tuple of keys, values and other things.
 
   Returns:
     The same; in tensors the dimension `memory_length`, with that of beams that share a cache, is
-    moved to the last place but one.
+    moved to the last place but one, or of the keys of a tuple to the last.
   """
   if isinstance(state, tuple):
     # Keys that are values too stay one tensor.
-    ordered = {id(x): in_reading_order(x) for x in state}
-    return tuple(ordered[id(x)] for x in state)
+    ordered = {id(x): in_reading_order(x) for x in state if isinstance(x, mtf.Tensor)}
+    keys, *others = (ordered.get(id(x), x) for x in state)
+    if len(ordered) > 1:
+      *dims, memory, last = keys.shape.dims
+      keys = mtf.transpose(keys, mtf.Shape([*dims, last, memory]))
+    return (keys, *others)
   if not isinstance(state, mtf.Tensor):
     return state
   *dims, last = state.shape.dims
