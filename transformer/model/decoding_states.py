@@ -137,14 +137,14 @@ def in_reading_order(state: Any) -> Any:
   if isinstance(state, tuple):
     # Keys that are values too stay one tensor.
     ordered = {id(x): in_reading_order(x) for x in state if isinstance(x, mtf.Tensor)}
-    keys, *others = (ordered.get(id(x), x) for x in state)
+    parts: list[Any] = [ordered.get(id(x), x) for x in state]
     if len(ordered) > 1:
-      *dims, memory, last = keys.shape.dims
-      keys = mtf.transpose(keys, mtf.Shape([*dims, last, memory]))
-    return (keys, *others)
+      *dims, memory, last = parts[0].shape.dims
+      parts[0] = mtf.transpose(parts[0], mtf.Shape([*dims, last, memory]))
+    return tuple(parts)
   if not isinstance(state, mtf.Tensor):
     return state
-  *dims, last = state.shape.dims
-  memory = [d for d in dims if d.name.startswith("memory_")]
-  shape = mtf.Shape([*[d for d in dims if d not in memory], *memory, last])
+  *others, last = state.shape.dims
+  memory = [d for d in others if d.name.startswith("memory_")]
+  shape = mtf.Shape([*[d for d in others if d not in memory], *memory, last])
   return state if shape == state.shape else mtf.transpose(state, shape)
