@@ -122,22 +122,29 @@ def write_at(
 
 
 def in_reading_order(state: Any) -> Any:
-  """Keys and values as matrices `[..., memory_length, d_kv]`, which attention reads as they are.
+  """Keys and values in the order in which attention reads them: as they are, once for each token.
+
+  That of a tensor is `[..., memory_length, d_kv]`. Keys beside values, which no step changes, are
+  `[..., d_kv, memory_length]`: batches of products with one query are faster so on CPUs.
 
   Args:
-    state: what a layer keeps: a tensor, or a tuple of tensors and other things.
+    state: what a layer keeps: a tensor, or a tuple of keys, values and other things.
 
   Returns:
     The same; in tensors the dimension `memory_length`, with that of beams that share a cache, is
-    moved to the last place but one.
+    moved to the last place but one, or of the keys of a tuple to the last.
   """
   if isinstance(state, tuple):
     # Keys that are values too stay one tensor.
-    ordered = {id(x): in_reading_order(x) for x in state}
-    return tuple(ordered[id(x)] for x in state)
+    ordered = {id(x): in_reading_order(x) for x in state if isinstance(x, mtf.Tensor)}
+    parts: list[Any] = [ordered.get(id(x), x) for x in state]
+    if len(ordered) > 1:
+      *dims, memory, last = parts[0].shape.dims
+      parts[0] = mtf.transpose(parts[0], mtf.Shape([*dims, last, memory]))
+    return tuple(parts)
   if not isinstance(state, mtf.Tensor):
     return state
-  *dims, last = state.shape.dims
-  memory = [d for d in dims if d.name.startswith("memory_")]
-  shape = mtf.Shape([*[d for d in dims if d not in memory], *memory, last])
+  *others, last = state.shape.dims
+  memory = [d for d in others if d.name.startswith("memory_")]
+  shape = mtf.Shape([*[d for d in others if d not in memory], *memory, last])
   return state if shape == state.shape else mtf.transpose(state, shape)

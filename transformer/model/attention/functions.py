@@ -106,7 +106,8 @@ def attention(
     # multiplications without further transpositions. One query is no matrix: in incremental
     # decoding the cached keys and values are read as they are.
     q = transposed(q, shared + queries + [key_dim])
-    k = transposed(k, shared + memory + [key_dim])
+    if k.shape.dims != shared + [key_dim] + memory:  # As the product takes it, too.
+      k = transposed(k, shared + memory + [key_dim])
     v = transposed(v, [d for d in shared if d in v.shape] + memory + [value_dim])
   logits = products(q, k, mtf.Shape(shared + queries + memory), key_dim)
   if logit_soft_cap is not None:  # Before the bias, of whose -1e9 it would make -logit_soft_cap.
