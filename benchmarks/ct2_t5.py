@@ -25,18 +25,21 @@ class Decoder:
   Args:
     size: the model, and what it decodes.
     seed: of the weights.
+    parts: number of parts of the batch, each of which a thread decodes by itself; 1: all threads
+      do the whole of it.
 
   Raises:
     ImportError: CTranslate2 is not installed.
   """
 
-  def __init__(self, size: T5Size, seed: int = 0):
+  def __init__(self, size: T5Size, seed: int = 0, parts: int = 1):
     if ctranslate2 is None:
       raise ImportError("benchmarks.ct2_t5 needs ctranslate2, which is not installed")
-    self._size = size
+    self._size, self._parts = size, parts
+    threads = {"inter_threads": parts, "intra_threads": 1} if parts > 1 else {}
     with tempfile.TemporaryDirectory() as folder:
       _specification(size, initial_values(size, seed)).save(folder)
-      self._translator = ctranslate2.Translator(folder, compute_type="float32")
+      self._translator = ctranslate2.Translator(folder, compute_type="float32", **threads)
 
   def decode(self, inputs: np.ndarray) -> np.ndarray:
     """Returns the best sequences, int32 [batch, output_length]."""
@@ -46,6 +49,7 @@ class Decoder:
       length_penalty=0.0,
       max_decoding_length=self._size.output_length,
       min_decoding_length=self._size.output_length,
+      max_batch_size=self._size.batch // self._parts if self._parts > 1 else 0,
     )
     return np.array([[int(token) for token in r.hypotheses[0]] for r in results], np.int32)
 

@@ -81,7 +81,7 @@ GROUPS = (
 )
 # Seconds for which threads of a side may spin after its turn: OpenMP's do so for 0.2.
 _SPIN = 0.3
-MESH_2X2, MESH_2X4 = "batch:2,model:2", "batch:2,model:4"
+MESH_2X2, MESH_2X4, BATCH_2 = "batch:2,model:2", "batch:2,model:4", "batch:2"
 
 
 def rows(missing: Collection[str] = ()) -> list[Row]:
@@ -148,6 +148,13 @@ def rows(missing: Collection[str] = ()) -> list[Row]:
       theirs = Side(side, size.name)
       result.append(Row(f"{what} / {name}", one, theirs, target))
       result.append(Row(f"{what}, XLA / {name}", compiled, theirs, target))
+    if size.batch > 1:
+      # Two threads, of which each decodes half of the sequences, on both sides.
+      theirs = Side("ct2_t5", size.name, BATCH_2)
+      for implementation in ("placement", "simd"):
+        ours = Side("ours_t5", size.name, BATCH_2, implementation)
+        halves = what.replace("one device", f"{BATCH_2} {implementation}")
+        result.append(Row(f"{halves} / CTranslate2", ours, theirs, target))
   one = Side("ours", "moe")
   for implementation in ("placement", "simd"):
     ours = Side("ours", "moe", MESH_2X4, implementation)

@@ -134,7 +134,7 @@ def _decoding(args: argparse.Namespace) -> tuple[Callable[[], Any], float, list[
     from benchmarks import ct2_t5
 
     started = time.perf_counter()
-    decoder = ct2_t5.Decoder(size, 0)
+    decoder = ct2_t5.Decoder(size, 0, parts=int(args.mesh.removeprefix("batch:") or 1))
   else:
     from benchmarks import ours_t5
 

@@ -36,7 +36,7 @@ def exempt(namespace: dict[str, Any], left_alone: Collection[str] = ()) -> None:
       namespace[name] = not_converted(value)
 
 
-def is_compiled_by_xla() -> bool:
+def is_jit_compiling() -> bool:
   """True inside a `tf.function(jit_compile=True)`, at any depth, while it is traced.
 
   TensorFlow has no function that tells. But it marks a conditional to be lowered to switches, which

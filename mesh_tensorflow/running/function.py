@@ -15,7 +15,7 @@ from mesh_tensorflow import workers
 from mesh_tensorflow.arguments.checking import checked
 from mesh_tensorflow.arguments.kinds import DTypeLike
 from mesh_tensorflow.environment import collector
-from mesh_tensorflow.environment.tensorflow_mode import check_tensorflow2, is_compiled_by_xla
+from mesh_tensorflow.environment.tensorflow_mode import check_tensorflow2, is_jit_compiling
 from mesh_tensorflow.errors import (
   ArgumentError,
   CollectiveError,
@@ -317,7 +317,7 @@ class Function(tf.Module):  # type: ignore[misc]  # TensorFlow says nothing of i
             "jit_compile"
           ) from e
         raise
-    with kernels.for_xla() if is_compiled_by_xla() else contextlib.nullcontext():
+    with kernels.for_xla() if is_jit_compiling() else contextlib.nullcontext():
       return self._trace(values, seed)
 
   def create_variables(self) -> None:

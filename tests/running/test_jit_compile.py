@@ -7,7 +7,7 @@ import pytest
 import tensorflow as tf
 
 import mesh_tensorflow as mtf
-from mesh_tensorflow.environment.tensorflow_mode import is_compiled_by_xla
+from mesh_tensorflow.environment.tensorflow_mode import is_jit_compiling
 from mesh_tensorflow.errors import UnsupportedError
 from mesh_tensorflow.transformer.model import decoding_states
 
@@ -74,7 +74,7 @@ def test_where_xla_compiles():
   found = {}
 
   def look(name):
-    found[name] = is_compiled_by_xla()
+    found[name] = is_jit_compiling()
 
   def body(name):
     look(name)
