@@ -92,6 +92,30 @@ def import_module(name: str) -> None:
     ) from e
 
 
+def check_not_moved(model_dir: str, gin_files: Sequence[str]) -> None:
+  """Refuses a folder that a gin file names, and that was moved together with the file.
+
+  A training would begin anew in the old place, and nobody would be told.
+
+  Args:
+    model_dir: `run.model_dir` of the gin files.
+    gin_files: as they were given; those of the package lie beside no checkpoints.
+
+  Raises:
+    ConfigError: the folder is not there, and one of its name, with checkpoints, is beside a file.
+  """
+  if tf.io.gfile.isdir(model_dir):
+    return
+  for file in gin_files:
+    beside = os.path.join(os.path.dirname(file), os.path.basename(os.path.normpath(model_dir)))
+    if tf.io.gfile.exists(file) and tf.io.gfile.exists(os.path.join(beside, "checkpoint")):
+      raise ConfigError(
+        f"run.model_dir is {model_dir!r}, which is not there, but beside {file} there is {beside} "
+        f"with checkpoints. If it was moved, add --model_dir={beside}, or change run.model_dir; to "
+        f"begin anew, add --model_dir={model_dir}"
+      )
+
+
 def find_modules_here() -> None:
   """Puts the working folder on `sys.path`, as `python -m` does and a console command does not."""
   here = os.getcwd()

@@ -87,6 +87,8 @@ def main(argv: Sequence[str]) -> None:
   model_dir = FLAGS.model_dir or copy.deepcopy(bindings.get("model_dir"))
   if mode.on_devices:
     model_dir = command_line.checked_model_dir(model_dir)
+    if not FLAGS.model_dir:
+      command_line.check_not_moved(model_dir, FLAGS.gin_file or ())
   if cluster.is_chief and model_dir and mode.trains:
     model_files.make_folder(model_dir)
     write_command(model_dir, sys.argv)

@@ -11,6 +11,7 @@ import tensorflow as tf
 
 from mesh_tensorflow import errors
 from mesh_tensorflow.transformer import gin_config, utils
+from mesh_tensorflow.transformer.commands import command_line
 
 SMALL = [
   "num_layers = 1",
@@ -138,6 +139,23 @@ def test_wrong_input_is_one_clear_error(tmp_path, text_file, bindings, error, te
     bindings = [b.replace(old, new) for b in bindings]
   with pytest.raises(error, match=f"(?s){text}"):
     run(tmp_path / "m", text_file, "run.train_steps = 20", *bindings)
+
+
+def test_a_folder_that_was_moved_with_its_file_is_told(tmp_path, monkeypatch):
+  old, new = tmp_path / "old", tmp_path / "new"
+  (old / "model").mkdir(parents=True)
+  for name in ("train.gin", "model/checkpoint"):
+    (old / name).touch()
+  command_line.check_not_moved(str(old / "model"), [str(old / "train.gin")])
+  old.rename(new)
+  with pytest.raises(errors.ConfigError, match="was moved, add --model_dir=new/model, or"):
+    monkeypatch.chdir(tmp_path)
+    command_line.check_not_moved(
+      str(old / "model"), ["problems/tinyshakespeare.gin", "new/train.gin"]
+    )
+  command_line.check_not_moved(str(old / "other"), ["new/train.gin"])
+  (new / "model/checkpoint").unlink()
+  command_line.check_not_moved(str(old / "model"), ["new/train.gin"])
 
 
 def test_missing_gin_file_suggests_one(tmp_path, text_file):
