@@ -60,6 +60,10 @@ class Groups:
     """The place of a processor in its group."""
     return self.group(pnum).index(pnum)
 
+  def member(self, rank: int) -> Callable[[int], int]:
+    """A function from a processor to the member of its group that has this rank."""
+    return lambda pnum: self.group(pnum)[rank]
+
   def table(self, fn: Callable[[int], _T]) -> list[_T]:
     """`fn(pnum)` of every processor."""
     return [fn(p) for p in range(len(self.members) * self.size)]

@@ -27,6 +27,9 @@ _DISCARDED: list[tf.Tensor] = []
 # From this size of a tensor (bytes) on, each member of a large group reduces a part for all.
 SHARD_BYTES = 1 << 20
 
+# From this size of a tensor (bytes) on, one member reduces for all of its group, where that can be.
+ONCE_BYTES = 1 << 18
+
 # Up to this size of a message (bytes) sums are exchanged as one vector: scales and biases, of which
 # the exchange costs more than the copies.
 JOINED_BYTES = 1 << 13
@@ -42,7 +45,7 @@ class QueueNetwork:
 
   def __init__(self, devices: Sequence[str], processors: Sequence[int] | None = None):
     self._devices = list(devices)
-    self._processors = range(len(self._devices)) if processors is None else list(processors)
+    self.processors = range(len(self._devices)) if processors is None else list(processors)
     self._name = f"mtf_exchange_{next(_NETWORKS)}"
     self._links: dict[Any, list[tf.Tensor]] = {}
     self._receivers: list[tuple[tf.Tensor, tf.DType]] = []
@@ -73,7 +76,7 @@ class QueueNetwork:
       # Out of the tf.function that is being traced: a queue serves all runs.
       with tf.init_scope():
         _destroy_discarded()
-        for pnum in self._processors:
+        for pnum in self.processors:
           a, b = (pnum, peer(pnum)) if sending else (peer(pnum), pnum)
           name = f"{self._name}/{relation}/{dtype.name}/{a}_to_{b}"
           # The two ends are two tensors: automatic control dependencies follow tensors, and
@@ -89,6 +92,19 @@ class QueueNetwork:
             self._receivers.append((handle, dtype))
       self._links[key] = handles
     return self._links[key]
+
+  def own_link(
+    self,
+    pnum: int,
+    relation: Hashable,
+    slot: Hashable,
+    dtype: tf.DType,
+    peer: Callable[[int], int],
+    sending: bool,
+  ) -> tf.Tensor:
+    """The end of one local processor; arguments as of `link`."""
+    handles = self.link(relation, slot, dtype, peer, sending)
+    return handles[self.processors.index(pnum)]
 
   def reset(self) -> None:
     """Empties the queues after a failed run."""
@@ -122,6 +138,7 @@ class QueueCollectives(Collectives):
     own: `own(per_processor)` is the element of this program's processor in a list of
       resource handles, one for each processor.
     show_progress: called with the result of each exchange.
+    run_once: see `TracedProgram.run_once`.
   """
 
   def __init__(
@@ -130,11 +147,14 @@ class QueueCollectives(Collectives):
     pnum: int | tf.Tensor,
     own: Callable[[Sequence[tf.Tensor]], tf.Tensor],
     show_progress: Callable[[tf.Tensor], None],
+    run_once: Callable[[tf.Graph, Callable[[], list[tf.Tensor]]], bool],
   ):
     super().__init__(pnum)
     self._network = network
     self._own = own
     self._show_progress = show_progress
+    self._run_once = run_once
+    self._reductions = 0
 
   def _send(
     self, relation: Hashable, slot: Hashable, x: tf.Tensor, peer: Callable[[int], int]
@@ -157,13 +177,9 @@ class QueueCollectives(Collectives):
     A member also sends to itself, so that the order needs no arithmetic with its rank.
     """
     relation = ("all", groups.axes)
-
-    def member(k: int) -> Callable[[int], int]:
-      return lambda p: groups.group(p)[k]
-
     for k, part in enumerate(parts):
-      self._send(relation, k, part, member(k))
-    return [self._receive(relation, k, parts[0], member(k)) for k in range(groups.size)]
+      self._send(relation, k, part, groups.member(k))
+    return [self._receive(relation, k, parts[0], groups.member(k)) for k in range(groups.size)]
 
   def all_gather(self, x: tf.Tensor, groups: Groups) -> list[tf.Tensor]:
     return self._exchange([x] * groups.size, groups)
@@ -184,6 +200,10 @@ class QueueCollectives(Collectives):
       parts = tf.split(tf.reshape(x, [-1]), n)
       part = fold(self.all_to_all(parts, groups), reduction)
       return tf.reshape(tf.concat(self.all_gather(part, groups), 0), x.shape)
+    if elements * x.dtype.size >= ONCE_BYTES:
+      total = self._reduce_once(x, groups, reduction)
+      if total is not None:
+        return total
     # Not a power of two. All add up in the order of ranks, and so get the same bits.
     if n & (n - 1):
       return fold(self.all_gather(x, groups), reduction)
@@ -199,6 +219,44 @@ class QueueCollectives(Collectives):
       x = fold([x, self._receive(relation, 0, x, partner)], reduction)
       step *= 2
     return x
+
+  def _reduce_once(self, x: tf.Tensor, groups: Groups, reduction: str) -> tf.Tensor | None:
+    """The reduction by one member of each group, for all; None where x may be computed repeatedly.
+
+    That member works beside the program, which is the same on all, in the graph that calls it. The
+    members take turns, one reduction after another.
+    """
+    network, dtype = self._network, x.dtype
+    root = self._reductions % groups.size
+    parts, totals = ("parts", groups.axes), ("totals", groups.axes)
+
+    def ends(relation: Hashable, pnum: int, sending: bool) -> list[tf.Tensor]:
+      return [
+        network.own_link(pnum, relation, k, dtype, groups.member(k), sending)
+        for k in range(groups.size)
+      ]
+
+    def reduce(pnum: int) -> tf.Tensor:
+      received = []
+      for handle in ends(parts, pnum, sending=False):
+        with tf.device(handle.device):
+          y = tf.raw_ops.QueueDequeueV2(handle=handle, component_types=[dtype])[0]
+        y.set_shape(x.shape)
+        received.append(y)
+      with tf.device(received[0].device):
+        total = fold(received, reduction)
+      for handle in ends(totals, pnum, sending=True):
+        with tf.device(handle.device):
+          tf.raw_ops.QueueEnqueueV2(handle=handle, components=[total])
+      return total
+
+    roots = [p for p in network.processors if groups.rank(p) == root]
+    here = tf.no_op().graph  # That of x may be around the branch that needs the reduction.
+    if not self._run_once(here, lambda: [reduce(p) for p in roots]):
+      return None
+    self._reductions += 1
+    self._send(parts, root, x, groups.member(root))
+    return self._receive(totals, root, x, groups.member(root))
 
   def reduce_scatter(self, x: tf.Tensor, groups: Groups, axis: int) -> tf.Tensor:
     n = groups.size

@@ -129,7 +129,7 @@ class Communication:
     show = functools.partial(program.show_progress, lambda: guard.progress)
     if self._network is None:  # The guard made it, if data goes through queues.
       return self._across_workers(program, show)
-    inside = QueueCollectives(self._network, program.pnum, program.own, show)
+    inside = QueueCollectives(self._network, program.pnum, program.own, show, program.run_once)
     if not self._spans_workers:
       return inside
     return MixedCollectives(inside, self._across_workers(program, show), self._worker_of)

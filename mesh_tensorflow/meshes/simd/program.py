@@ -68,7 +68,9 @@ class TracedProgram(Program):
     self._per_processor: dict[int, list[tf.Tensor]] = {}
     pnum, *coordinates = tf.unstack(self.own(positions).read_value())
     super().__init__(pnum, coordinates)
+    self._graph = pnum.graph
     self._graphs_with_progress = {pnum.graph}
+    self._once: list[Callable[[], list[tf.Tensor]]] = []
 
   def own(self, per_processor: Sequence[_T]) -> _T:
     first = per_processor[0]
@@ -89,6 +91,30 @@ class TracedProgram(Program):
     if x.graph not in self._graphs_with_progress:
       self._graphs_with_progress.add(x.graph)
       self.own(counters()).assign_add(1, read_value=False)
+
+  def run_once(self, graph: tf.Graph, make: Callable[[], list[tf.Tensor]]) -> bool:
+    """Adds operations that run once in each run, beside the calls of the program.
+
+    Args:
+      graph: the graph that is being built where the program meets with them.
+      make: makes them; returns tensors that they compute.
+
+    Returns:
+      False, without effect, if that is the graph of a loop, a branch or a function in the
+      program, which may run any number of times.
+    """
+    if graph is not self._graph:
+      return False
+    self._once.append(make)
+    return True
+
+  def call_once(self) -> list[tf.Tensor]:
+    """Calls what runs once; returns what it computes."""
+    if not self._once:
+      return []
+    # A function, as the program is: the error of a program that fails comes to light before those
+    # of what is cancelled then.
+    return _call(_traced(lambda: [t for make in self._once for t in make()]))
 
   def captured_by(self, captured: tf.Tensor, index: int) -> tf.Tensor | None:
     """The handle to pass in a processor's call for a captured tensor; None if not listed."""
@@ -128,11 +154,7 @@ def run_traced(
       # One output more: what the run waits for, of a program that returns no tensor.
       return tensors + [current.pnum]
 
-  # Inlined, the calls would be compiled as one large graph. And TensorFlow's collectives inside
-  # a loop would not find each other: they go by the name of the loop, which inlining changes.
-  function = tf.function(program, autograph=False, experimental_attributes={"_noinline": True})
-  with tf.device(None):
-    concrete = function.get_concrete_function()
+  concrete = _traced(program)
   captures = concrete.captured_inputs
   shared = [
     c for c in captures if c.dtype == tf.resource and traced["program"].captured_by(c, 0) is None
@@ -151,16 +173,10 @@ def run_traced(
             # would make automatic control dependencies run them one after another.
             mine = tf.identity_n([c])[0] if c.dtype == tf.resource else c
           arguments.append(mine)
-        outputs = tf.raw_ops.StatefulPartitionedCall(
-          args=arguments,
-          Tout=[t.dtype for t in concrete.outputs],
-          f=concrete,
-          config_proto=_NO_OPTIMIZER,
-        )
-      for out, t in zip(outputs, concrete.outputs):
-        out.set_shape(t.shape)
+        outputs = _call(concrete, arguments)
       done.append(outputs[-1])
       results.append(_structure_of(traced, outputs))
+    done += traced["program"].call_once()
     with tf.control_dependencies(done):
       for c in shared:
         tf.identity(c)  # Later uses of the resource come after the calls.
@@ -168,6 +184,27 @@ def run_traced(
 
   frame(calls)
   return results
+
+
+def _traced(fn: Callable[[], list[tf.Tensor]]) -> Any:
+  # Inlined, the calls would be compiled as one large graph. And TensorFlow's collectives inside
+  # a loop would not find each other: they go by the name of the loop, which inlining changes.
+  function = tf.function(fn, autograph=False, experimental_attributes={"_noinline": True})
+  with tf.device(None):
+    return function.get_concrete_function()
+
+
+def _call(concrete: Any, arguments: Sequence[tf.Tensor] | None = None) -> list[tf.Tensor]:
+  """Calls a traced function, by default with what it captured."""
+  outputs: list[tf.Tensor] = tf.raw_ops.StatefulPartitionedCall(
+    args=concrete.captured_inputs if arguments is None else arguments,
+    Tout=[t.dtype for t in concrete.outputs],
+    f=concrete,
+    config_proto=_NO_OPTIMIZER,
+  )
+  for out, t in zip(outputs, concrete.outputs):
+    out.set_shape(t.shape)
+  return outputs
 
 
 def _structure_of(traced: dict[str, Any], outputs: Sequence[tf.Tensor]) -> Any:

@@ -52,6 +52,10 @@ class ReplicaProgram(TracedProgram):
       self._variables[id(per_processor[0].handle)] = per_processor.variable
     return first
 
+  def run_once(self, graph: tf.Graph, make: Callable[[], list[tf.Tensor]]) -> bool:
+    del graph, make
+    return False  # The strategy calls the program, and nothing beside it.
+
   def variable(self, captured: tf.Tensor) -> tf.Variable | None:
     """The strategy's variable of which the trace captured a handle; None if it is of none."""
     return self._variables.get(id(captured))

@@ -5,8 +5,11 @@ import itertools
 import numpy as np
 import pytest
 import tensorflow as tf
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 from mesh_tensorflow.errors import GraphError, ShapeError
+from mesh_tensorflow.meshes.collectives import queues
 from mesh_tensorflow.meshes.collectives.base import Groups, fold
 from mesh_tensorflow.meshes.collectives.runtime import RELAY_BYTES, device_order
 from mesh_tensorflow.meshes.laid_out import LaidOutTensor
@@ -318,12 +321,12 @@ def test_dtypes_travel_exactly(kind, cpu_devices):
       parts += [impl.allreduce(t, [0], "MAX"), impl.allreduce(t, [0], "MIN")]
     return impl.slicewise(lambda *p: tf.concat(p, 0), *parts)
 
-  given = {dtype: slices_of(shape, [4], dtype) for dtype in DTYPES}
-  for dtype, x in given.items():
+  values = {dtype: slices_of(shape, [4], dtype) for dtype in DTYPES}
+  for dtype, x in values.items():
     if np.dtype(dtype).kind in "iu":
       x += np.iinfo(dtype).max // 4 - 50  # float32 would round the large ones.
-  results = mesh.all([(fn, x) for x in given.values()])
-  for (dtype, x), actual in zip(given.items(), results):
+  results = mesh.all([(fn, x) for x in values.values()])
+  for (dtype, x), actual in zip(values.items(), results):
     assert actual.dtype == x.dtype
     for pnum, y in enumerate(actual):
       parts = [
@@ -376,6 +379,80 @@ def test_large_sums_are_equal_on_all_members_bit_by_bit(kind, shape, cpu_devices
   for y in actual:
     np.testing.assert_array_equal(y, actual[0])
   np.testing.assert_allclose(actual[0], x.sum(0), rtol=1e-4, atol=1e-4)
+
+
+SHAPES_OF_SUMS = ["a:2", "a:3", "a:4", "a:8", "a:2,b:2", "a:2,b:3", "a:4,b:2", "a:2,b:2,c:2"]
+
+
+@settings(max_examples=4, deadline=None, suppress_health_check=list(HealthCheck))
+@given(
+  shape=st.sampled_from(SHAPES_OF_SUMS),
+  which=st.lists(
+    st.tuples(
+      st.integers(1, 7),  # Bits: the axes.
+      st.sampled_from(["SUM", "MAX", "MIN"]),
+      st.sampled_from(["float32", "int32", "bool"]),
+      st.sampled_from(["program", "loop", "branch"]),
+    ),
+    min_size=1,
+    max_size=6,
+  ),
+)
+def test_reductions_by_one_member(shape, which, cpu_devices):
+  """Some for all of a group, some in loops and branches; two runs, in a loop, of one trace."""
+  shape = convert_to_shape(shape)
+  impl = SimdMeshImpl(shape, "", cpu_devices[: shape.size], timeout_seconds=60)
+  which = [([a for a in range(len(shape)) if bits >> a & 1] or [0], *w) for bits, *w in which]
+  slices = [slices_of(shape, [5], dtype, i) for i, (*_, dtype, _) in enumerate(which)]
+
+  def program():
+    reduced = []
+    for (axes, name, _, where), x in zip(which, slices):
+      mine = tf.gather(tf.constant(x), impl.laid_out_pnum().one_slice)
+
+      def reduce(t, axes=axes, name=name):
+        return impl.allreduce(LaidOutTensor([t]), axes, name).one_slice
+
+      if where == "loop":  # The second round reduces what all members have the same of.
+        mine = tf.while_loop(
+          lambda i, t: i < 2,
+          lambda i, t: (i + 1, reduce(t)),
+          (tf.constant(0), mine),
+        )[1]
+      elif where == "branch":
+        yes = tf.equal(tf.size(mine), 5)
+        mine = tf.cond(yes, lambda t=mine: reduce(t), lambda t=mine: t)
+      else:
+        mine = reduce(mine)
+      reduced.append(mine)
+    return reduced
+
+  @tf.function
+  def twice():
+    tf.while_loop(lambda i: i < 1, lambda i: (impl.run_per_device(program) and i + 1,), (0,))
+    return impl.run_per_device(program)
+
+  with pytest.MonkeyPatch.context() as m:
+    m.setattr(queues, "ONCE_BYTES", 1)
+    traced = twice.get_concrete_function()
+  once = sum(where == "program" for *_, where in which)
+  calls = [op for op in traced.graph.get_operations() if op.type == "StatefulPartitionedCall"]
+  assert len(calls) == shape.size + (once > 0)
+  if once:
+    functions = traced.graph.as_graph_def().library.function
+    name = calls[-1].get_attr("f").name
+    nodes = next(f.node_def for f in functions if f.signature.name == name)
+    # The part of each member, once.
+    assert sum(n.op == "QueueDequeueV2" for n in nodes) == shape.size * once
+  for results in (traced(), traced()):
+    for i, (axes, name, dtype, where) in enumerate(which):
+      ufunc = {"SUM": np.add, "MAX": np.maximum, "MIN": np.minimum}[name]
+      for pnum in range(shape.size):
+        members = group_of(shape, axes, pnum)
+        wanted = ufunc.reduce(slices[i][members], axis=0, dtype=dtype)
+        if where == "loop":
+          wanted = ufunc.reduce(np.stack([wanted] * len(members)), axis=0, dtype=dtype)
+        np.testing.assert_array_equal(results[pnum][i], wanted)
 
 
 @pytest.mark.parametrize("kind", ["queues", "runtime"])
