@@ -46,6 +46,8 @@ def collective_errors(mesh_impl: _MeshImpl | None = None, *, what: str = "") -> 
     if mesh_impl is not None:
       mesh_impl.reset()
     meaning = next((m for sign, m in _SIGNS if sign in str(e)), None)
+    if meaning is None and isinstance(e, tf.errors.CancelledError):
+      meaning = _CANCELLED
     if meaning is None:
       raise
     where = "" if mesh_impl is None else f"on mesh {mesh_impl.shape}"
@@ -55,6 +57,12 @@ def collective_errors(mesh_impl: _MeshImpl | None = None, *, what: str = "") -> 
 
 _VAIN = (
   "a processor waited in vain for another one: their programs took different paths, or one is stuck"
+)
+
+# Which of a run's errors TensorFlow reports is a matter of chance.
+_CANCELLED = (
+  "the program of a processor failed, and TensorFlow reports what this cancelled in place of the "
+  "error, which it logs: set the environment variable TF_CPP_MIN_LOG_LEVEL=1, and run this again"
 )
 
 # Markers in TensorFlow's messages: names of queues and checks of this package, and the

@@ -443,6 +443,12 @@ def test_a_failed_run_is_noticed_and_the_mesh_can_be_reset():
   assert f(tf.constant(False)).numpy().tolist() == [8.0, 8.0]
 
 
+def test_what_was_cancelled_is_not_taken_for_the_error():
+  with pytest.raises(CollectiveError, match="the program of a processor failed.*MIN_LOG_LEVEL"):
+    with collective_errors(simd("a:2")):
+      raise tf.errors.CancelledError(None, None, "RecvAsync is cancelled.")
+
+
 HANGING = """
 import sys, time
 import tensorflow as tf
