@@ -223,8 +223,8 @@ class QueueCollectives(Collectives):
   def _reduce_once(self, x: tf.Tensor, groups: Groups, reduction: str) -> tf.Tensor | None:
     """The reduction by one member of each group, for all; None where x may be computed repeatedly.
 
-    That member works beside the program, which is the same on all, in the graph that calls it. The
-    members take turns, one reduction after another.
+    That member works in a function beside the program, which is the same on all. The members take
+    turns, one reduction after another.
     """
     network, dtype = self._network, x.dtype
     root = self._reductions % groups.size
